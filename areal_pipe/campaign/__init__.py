@@ -1,0 +1,1 @@
+"""A campaign: what to run (config), what that means (plan), running it, and what came of it."""

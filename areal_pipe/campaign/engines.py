@@ -1,0 +1,31 @@
+"""From the `engine:` section to an engine."""
+
+from areal_pipe.campaign.config import CampaignConfig
+from areal_pipe.engines.scripted import ScriptedEngine
+from areal_pipe.errors import ConfigError
+from areal_pipe.resolution import import_from_string
+from areal_pipe.rollout_engine import RolloutEngine
+
+
+def build_engine(config: CampaignConfig) -> RolloutEngine:
+    """The engine of a campaign, not yet initialized.
+
+    Raises:
+        ConfigError: its script does not import.
+    """
+    section = config.engine
+    if section.kind == "scripted":
+        try:
+            script = import_from_string(section.script)
+        except (ValueError, ImportError, AttributeError) as error:
+            raise ConfigError(f"engine.script {section.script!r}: {error}") from error
+        return ScriptedEngine(script, latency_seconds=section.latency_seconds)
+    from areal_pipe.engines.transformers_local import TransformersEngine  # slow to import
+
+    return TransformersEngine(
+        section.model or "",
+        dtype=section.dtype,
+        device=section.device,
+        max_batch_size=section.max_batch_size,
+        num_threads=section.num_threads,
+    )

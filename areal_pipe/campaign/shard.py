@@ -1,0 +1,270 @@
+"""One shard under way: what is missing, what finished, and committing it.
+
+The order of writes is the whole protocol. Finished episodes go to the ledger at once. A commit
+writes the closed groups as a part, then their dumps, then swaps the manifest, then drops ledger
+objects that it made superfluous. A crash between any two leaves a state from which the next run
+goes on; readers see only what the manifest names.
+"""
+
+import hashlib
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from areal_pipe.campaign.runtime import Campaign
+from areal_pipe.episode import EpisodeRun, GroupRun
+from areal_pipe.grouping import GroupState, GroupVerdict, close_group
+from areal_pipe.storage.dump import to_jsonl
+from areal_pipe.storage.ledger import LedgerWriter, read_ledger
+from areal_pipe.storage.manifest import FailureRecord, Manifest, PartRecord, Tally, tally_of
+from areal_pipe.storage.parts import to_ipc, to_parquet
+from areal_pipe.storage.rows import Row, rows_of, table_of
+from areal_pipe.trajectory import Episode, Status
+from areal_pipe.workflow import Draft
+
+Place = tuple[int, int]
+"""(task_id, sample_idx)"""
+
+
+@dataclass(slots=True, eq=False)
+class _State:
+    """What is known of a shard's groups that are not closed yet."""
+
+    manifest: Manifest
+    tag: str | None
+    """Identifies the stored state of the manifest; None: there is none yet."""
+    ledger_keys: list[str] = field(default_factory=list[str])
+    rows: dict[Place, list[Row]] = field(default_factory=dict[Place, list[Row]])
+    """Rows of every episode that has an outcome."""
+
+
+class ShardRun:
+    """One run of one shard. Use from one event loop; open with `ShardRun.open`."""
+
+    def __init__(self, campaign: Campaign, shard: int, state: _State) -> None:
+        self.campaign = campaign
+        self.shard = shard
+        self._state = state
+        self._prompts = {p.task_id: p for p in campaign.prompts_of(shard)}
+        self._started = time.time()
+        self._ledger = LedgerWriter(
+            campaign.store, campaign.keys, shard, run_blocking=campaign.run_blocking
+        )
+
+    @classmethod
+    async def open(cls, campaign: Campaign, shard: int) -> "ShardRun":
+        """Read what earlier runs committed or left in the ledger."""
+        return cls(campaign, shard, await campaign.run_blocking(_read_state, campaign, shard))
+
+    @property
+    def num_missing(self) -> int:
+        """Episodes to run."""
+        return sum(len(samples) for samples in self._missing().values())
+
+    @property
+    def is_whole(self) -> bool:
+        """Everything is closed and committed."""
+        return len(self._state.manifest.closed) == len(self._prompts)
+
+    def groups(self) -> list[GroupRun]:
+        """The groups with missing episodes, and which of their members to run."""
+        campaign = self.campaign
+        return [
+            GroupRun(
+                workflow=campaign.workflow,
+                engine=campaign.engine,
+                data=self._prompts[task_id].data,
+                task_id=task_id,
+                samples=samples,
+                is_eval=campaign.config.rollout.is_eval,
+                policy=campaign.config.rollout.episode_policy(),
+            )
+            for task_id, samples in self._missing().items()
+        ]
+
+    async def record(self, episode: Episode) -> Episode:
+        """Keep an outcome: durable once this returns, unless it failed (then it is run again).
+
+        Raises:
+            StorageError: it could not be stored.
+        """
+        rows = rows_of(
+            episode,
+            data=self._prompts[episode.task_id].data,
+            decoder=self.campaign.decoder,
+        )
+        if episode.status is not Status.FAILED:
+            await self._ledger.append(rows)
+        self._state.rows[episode.task_id, episode.sample_idx] = rows
+        self.campaign.notify(episode)
+        return episode
+
+    async def record_group(self, group: GroupRun) -> None:
+        """Run a group's missing members and keep each outcome as it comes."""
+
+        async def member(episode: EpisodeRun, prompt: Draft | None) -> Episode:
+            return await self.record(await episode.run(prompt))
+
+        for episode in await group.run(member):
+            if (episode.task_id, episode.sample_idx) not in self._state.rows:
+                await self.record(episode)  # the prompt they share failed: no member ever ran
+
+    async def drain(self) -> None:
+        """Let writes under way end; call it when the run is interrupted."""
+        await self._ledger.drain()
+
+    async def commit(self) -> Manifest:
+        """Close what can be closed and make it visible to readers.
+
+        Raises:
+            ConcurrentWrite: another run committed this shard in between.
+            StorageError: nothing was committed; finished episodes are in the ledger.
+        """
+        await self._ledger.drain()
+        self._state.ledger_keys += self._ledger.written
+        self._state = await self.campaign.run_blocking(self._commit)
+        return self._state.manifest
+
+    def _missing(self) -> dict[int, tuple[int, ...]]:
+        size = self.campaign.config.rollout.group_size
+        closed = self._state.manifest.closed
+        missing = {
+            task_id: tuple(s for s in range(size) if not self._is_finished((task_id, s)))
+            for task_id in self._prompts
+            if task_id not in closed
+        }
+        return {task_id: samples for task_id, samples in missing.items() if samples}
+
+    def _is_finished(self, place: Place) -> bool:
+        rows = self._state.rows.get(place)
+        return rows is not None and rows[0]["status"] != Status.FAILED
+
+    # -- committing (in the store's thread) --------------------------------------------------------
+
+    def _commit(self) -> _State:
+        verdicts = self._verdicts()
+        closed = {t: v for t, v in verdicts.items() if v.state is not GroupState.OPEN}
+        rows = [r for t, v in closed.items() for r in self._closed_rows(t, v)]
+        manifest = self._manifest_after(verdicts, rows)
+        if rows:
+            manifest.parts.append(self._write_part(rows, n=len(manifest.parts)))
+            self._write_dumps(rows)
+        kept = self._carry_over(set(closed))
+        key = self.campaign.keys.manifest(self.shard)
+        tag = self.campaign.store.swap(key, manifest.to_bytes(), tag=self._state.tag)
+        self.campaign.store.delete(k for k in self._state.ledger_keys if k not in kept.ledger_keys)
+        return _State(manifest, tag, kept.ledger_keys, kept.rows)
+
+    def _verdicts(self) -> dict[int, GroupVerdict]:
+        """Verdict on every group that was not closed before."""
+        statuses: dict[int, dict[int, Status]] = {
+            t: {} for t in self._prompts if t not in self._state.manifest.closed
+        }
+        for (task_id, sample), rows in self._state.rows.items():
+            statuses[task_id][sample] = Status(rows[0]["status"])
+        policy = self.campaign.config.rollout.group_policy()
+        return {t: close_group(members, policy) for t, members in statuses.items()}
+
+    def _closed_rows(self, task_id: int, verdict: GroupVerdict) -> list[Row]:
+        """A closed group's rows; a rejected group leaves no accepted rows to train on."""
+        rows = [r for (t, _), rs in sorted(self._state.rows.items()) if t == task_id for r in rs]
+        return [_closed(row, verdict) for row in rows]
+
+    def _manifest_after(self, verdicts: dict[int, GroupVerdict], rows: list[Row]) -> Manifest:
+        def tasks(state: GroupState) -> list[int]:
+            return [t for t, v in verdicts.items() if v.state is state]
+
+        before, accepted = self._state.manifest, tasks(GroupState.ACCEPTED)
+        open_tasks = tasks(GroupState.OPEN)
+        return Manifest(
+            shard=self.shard,
+            group_size=before.group_size,
+            parts=list(before.parts),
+            accepted=sorted([*before.accepted, *accepted]),
+            rejected=sorted([*before.rejected, *tasks(GroupState.REJECTED)]),
+            open=open_tasks,
+            failures=self._failures(open_tasks),
+            tally=Tally.total([before.tally, tally_of(rows, set(accepted))]),
+            busy_seconds=before.busy_seconds + time.time() - self._started,
+            updated_at=time.time(),
+        )
+
+    def _failures(self, open_tasks: Iterable[int]) -> list[FailureRecord]:
+        still_open = set(open_tasks)
+        return [
+            FailureRecord(
+                task_id=task_id,
+                sample_idx=sample,
+                stage=rows[0]["error_stage"],
+                error_class=rows[0]["error_class"],
+                message=rows[0]["error_message"],
+                attempts=rows[0]["attempts"],
+                infrastructure=rows[0]["infrastructure"],
+            )
+            for (task_id, sample), rows in sorted(self._state.rows.items())
+            if task_id in still_open and rows[0]["status"] == Status.FAILED
+        ]
+
+    def _write_part(self, rows: list[Row], *, n: int) -> PartRecord:
+        """Write the next part. A name taken by a run that died before its manifest is skipped."""
+        data = to_parquet(table_of(rows))
+        store, keys = self.campaign.store, self.campaign.keys
+        while not store.create(keys.part(self.shard, n), data):
+            n += 1
+        return PartRecord(
+            key=keys.part(self.shard, n),
+            rows=len(rows),
+            episodes=len({(r["task_id"], r["sample_idx"]) for r in rows}),
+            size_bytes=len(data),
+            sha256=hashlib.sha256(data).hexdigest(),
+        )
+
+    def _write_dumps(self, rows: list[Row]) -> None:
+        if not self.campaign.config.rollout.dump_to_file:
+            return
+        by_task: dict[int, list[Row]] = {}
+        for row in rows:
+            by_task.setdefault(row["task_id"], []).append(row)
+        self.campaign.store.put_many(
+            {self.campaign.keys.dump(t): to_jsonl(group) for t, group in by_task.items()}
+        )
+
+    def _carry_over(self, closed: set[int]) -> _State:
+        """What outlives the commit: finished members of open groups, gathered in one object."""
+        rows = {place: r for place, r in self._state.rows.items() if place[0] not in closed}
+        finished = [r for place, rs in rows.items() if self._is_finished(place) for r in rs]
+        if not finished:
+            return _State(self._state.manifest, None, [], rows)
+        if not closed and len(self._state.ledger_keys) == 1:
+            return _State(self._state.manifest, None, self._state.ledger_keys, rows)
+        data = to_ipc(table_of(finished))
+        name = f"open-{hashlib.sha256(data).hexdigest()[:16]}"
+        key = self.campaign.keys.ledger_entry(self.shard, name)
+        self.campaign.store.put(key, data)
+        return _State(self._state.manifest, None, [key], rows)
+
+
+def _closed(row: Row, verdict: GroupVerdict) -> Row:
+    row = row | {"group_state": str(verdict.state)}
+    if verdict.state is GroupState.REJECTED and row["status"] == Status.ACCEPTED:
+        row |= {"status": str(Status.FILTERED), "reason": f"group rejected: {verdict.reason}"}
+    return row
+
+
+def _read_state(campaign: Campaign, shard: int) -> _State:
+    key = campaign.keys.manifest(shard)
+    stored = campaign.store.get_tagged(key)
+    if stored is None:
+        manifest = Manifest(shard=shard, group_size=campaign.record.group_size)
+    else:
+        manifest = Manifest.from_bytes(stored.data, where=campaign.store.where(key))
+    state = _State(manifest, stored.tag if stored else None)
+    for ledger_key, rows in read_ledger(campaign.store, campaign.keys, shard):
+        state.ledger_keys.append(ledger_key)
+        found: dict[Place, list[Row]] = {}
+        for row in rows:
+            found.setdefault((row["task_id"], row["sample_idx"]), []).append(row)
+        for place, episode_rows in found.items():
+            if place[0] not in manifest.closed:
+                state.rows.setdefault(place, episode_rows)
+    return state

@@ -1,0 +1,163 @@
+"""`show`, `stats` and `check`: commands that read a stored trial."""
+
+import json
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from areal_pipe.campaign.summary import summarize
+from areal_pipe.cli.tables import print_summary
+from areal_pipe.errors import StorageError
+from areal_pipe.storage.check import Finding, check_trial
+from areal_pipe.storage.rows import Row, trajectory_of
+from areal_pipe.storage.statistics import COLUMNS, Distributions, distributions_of
+from areal_pipe.storage.trial import StoredTrial, StoredVersion, open_trial
+from areal_pipe.trajectory import run_lengths
+
+console = Console()
+
+UNLIKELY_LOGPROB = math.log(0.1)
+"""Tokens sampled with less than a tenth of probability are shown in colour."""
+_ROLE_STYLES = {"prompt": "cyan", "context": "cyan", "gen": "green"}
+
+
+def _open(url: str, endpoint_url: str | None) -> StoredTrial:
+    options = {"client_kwargs": {"endpoint_url": endpoint_url}} if endpoint_url else None
+    return open_trial(url, options)
+
+
+def check_command(url: str, *, endpoint_url: str | None) -> list[Finding]:
+    """Print what is wrong, or that nothing is."""
+    trial = _open(url, endpoint_url)
+    findings = list(check_trial(trial))
+    for finding in findings:
+        console.print(f"[red]✗[/] {finding.where}: {finding.problem}", soft_wrap=True)
+    parts = [p for v in trial.versions for m in v.manifests() for p in m.parts]
+    sound = f"{len(parts)} parts, {sum(p.rows for p in parts)} trajectories"
+    verdict = f"[red]{len(findings)} problems[/] in" if findings else "[green]sound[/]:"
+    console.print(f"{trial.url}: {verdict} {sound}", soft_wrap=True)
+    return findings
+
+
+def stats_command(url: str, *, endpoint_url: str | None) -> None:
+    trial = _open(url, endpoint_url)
+    for version in trial.versions:
+        print_summary(console, trial.url, summarize(version))
+        _print_distributions(distributions_of(version.rows(COLUMNS)))
+
+
+def _print_distributions(found: Distributions) -> None:
+    table = Table("", "count", "mean", "min", "median", "p95", "max")
+    for name, q in found.quantiles.items():
+        values = (q.mean, q.minimum, q.median, q.p95, q.maximum)
+        table.add_row(name, str(q.count), *(f"{v:.4g}" for v in values))
+    console.print(table)
+    highest = max((n for _, n in found.rewards), default=0)
+    for label, n in found.rewards:
+        console.print(f"  reward {label:>12}  {'█' * round(40 * n / highest)} {n}")
+    counted = {
+        "stop reasons": found.stop_reasons,
+        "versions": found.versions,
+        "errors": found.errors,
+    }
+    for name, counts in counted.items():
+        if counts:
+            shown = ", ".join(f"{key}: {n}" for key, n in counts.items())
+            console.print(f"  {name}: {shown}")
+
+
+def show_command(
+    url: str, *, task_id: int | None, sample: int, endpoint_url: str | None
+) -> None:
+    """Print one episode's trajectories."""
+    trial = _open(url, endpoint_url)
+    found = False
+    for version in trial.versions:
+        for row in _episode(version, task_id, sample):
+            found = True
+            _print_row(row)
+    if not found:
+        raise StorageError(
+            f"{url} has no committed episode {'' if task_id is None else task_id}/{sample}; "
+            "areal-pipe stats shows what it has"
+        )
+
+
+def _episode(version: StoredVersion, task_id: int | None, sample: int) -> Iterator[Row]:
+    for manifest in version.manifests():
+        closed = sorted(manifest.closed)
+        wanted = closed[0] if task_id is None and closed else task_id
+        if wanted not in manifest.closed:
+            continue
+        for part in manifest.parts:
+            for row in version.part_rows(part):
+                if row["task_id"] == wanted and row["sample_idx"] == sample:
+                    yield row
+        return
+
+
+def _print_row(row: Row) -> None:
+    console.rule(f"episode {row['task_id']}/{row['sample_idx']}  {row['status']}")
+    for text in _texts(row):
+        console.print(text)
+    facts = {
+        "reward": row["reward"],
+        "tokens": f"{row['seqlen']} ({row['prompt_len']} prompt)" if row["seqlen"] else None,
+        "versions": _versions(row),
+        "stop reason": row["stop_reason"],
+        "group": row["group_state"],
+        "reason": row["reason"],
+        "seeds": row["seeds"],
+        "error": _error(row),
+        "data": row["data"],
+    }
+    table = Table(show_header=False, box=None)
+    for name, value in facts.items():
+        if value not in (None, "", []):
+            table.add_row(Text(name, style="dim"), Text(str(value)))
+    console.print(table)
+    if (unlikely := _unlikely_tokens(row)) is not None:
+        console.print(unlikely)
+
+
+def _texts(row: Row) -> Iterator[Text]:
+    if row["segments"]:
+        for segment in json.loads(row["segments"]):
+            yield Text(segment["text"], style=_ROLE_STYLES[segment["role"]])
+    elif row["prompt"] is not None:
+        yield Text(row["prompt"], style=_ROLE_STYLES["prompt"])
+        yield Text(row["completion"], style=_ROLE_STYLES["gen"])
+
+
+def _versions(row: Row) -> str | None:
+    t = trajectory_of(row)
+    if t is None or t.versions is None:
+        return None
+    runs = run_lengths(t.generated_versions)
+    return ", ".join(f"{value} for {length} tokens" for value, length in runs)
+
+
+def _error(row: Row) -> str | None:
+    if not row["error_class"]:
+        return None
+    return f"{row['error_class']} in {row['error_stage']}: {row['error_message']}"
+
+
+def _unlikely_tokens(row: Row) -> Any:
+    """A line of the tokens that were sampled against the odds."""
+    t = trajectory_of(row)
+    if t is None or t.logprobs is None or t.loss_mask is None:
+        return None
+    places = [
+        i for i, p in enumerate(t.logprobs.tolist()) if t.loss_mask[i] and p < UNLIKELY_LOGPROB
+    ]
+    if not places:
+        return Text("every token was sampled with a probability of at least 0.1", style="dim")
+    text = Text("sampled with a probability below 0.1: ", style="dim")
+    for i in places:
+        text.append(f"token {t.input_ids[i]} at {i} ({math.exp(t.logprobs[i]):.3f})  ", "yellow")
+    return text

@@ -1,0 +1,125 @@
+"""`areal-pipe run`: progress while it runs, a summary at the end."""
+
+import asyncio
+import importlib
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from areal_pipe.campaign.config import load_config
+from areal_pipe.campaign.run import count_missing, run_campaign
+from areal_pipe.campaign.runtime import Campaign
+from areal_pipe.campaign.summary import summarize
+from areal_pipe.cli import outcome
+from areal_pipe.cli.tables import print_summary
+from areal_pipe.errors import ConfigError
+from areal_pipe.trajectory import Episode
+
+console = Console()
+
+LAUNCHER = "infra.launch"
+"""Starts the flows. Not part of the wheel: the library works without it."""
+
+
+def run_command(path: str, overrides: list[str], *, with_prefect: bool) -> int:
+    """Run what is missing of a campaign; returns the exit code."""
+    config = load_config(path, overrides)
+    launch = _launcher() if with_prefect else _run_in_library
+    campaign = Campaign.open(config)
+    try:
+        missing = asyncio.run(count_missing(campaign))
+        if not missing:
+            console.print(f"Everything is committed: {campaign.url}. Nothing to do.")
+            return _finish(campaign, seconds=None)
+        return _run_missing(campaign, missing, launch)
+    finally:
+        campaign.close()
+
+
+def _run_missing(
+    campaign: Campaign, missing: dict[int, int], launch: Callable[[Campaign, list[int]], None]
+) -> int:
+    total, episodes = campaign.record.num_episodes, sum(missing.values())
+    kept = f", {total - episodes} are stored already" if episodes < total else ""
+    console.print(f"[bold]{campaign.url}[/]: {episodes} of {total} episodes to run{kept}.")
+    started = time.perf_counter()
+    try:
+        with progress_bar(campaign, episodes):
+            launch(campaign, sorted(missing))
+    except KeyboardInterrupt:
+        console.print(
+            "\nInterrupted. Finished episodes are kept; the same command goes on from here."
+        )
+        return outcome.EXIT_INTERRUPTED
+    return _finish(campaign, seconds=time.perf_counter() - started)
+
+
+def _finish(campaign: Campaign, *, seconds: float | None) -> int:
+    summary = summarize(campaign.stored)
+    print_summary(console, campaign.url, summary, seconds=seconds)
+    return 0 if summary.is_whole else outcome.EXIT_FAILED_EPISODES
+
+
+def _run_in_library(campaign: Campaign, shards: list[int]) -> None:
+    """Run in the background loop of the engine's executor; Ctrl-C cancels and keeps what is done."""
+    running = campaign.engine.executor.run(run_campaign(campaign, shards))
+    with _sigterm_as_interrupt():
+        try:
+            running.result()
+        except KeyboardInterrupt:
+            running.cancel()
+            raise
+
+
+def _launcher() -> Callable[[Campaign, list[int]], None]:
+    try:
+        return importlib.import_module(LAUNCHER).run_with_prefect
+    except ImportError as error:
+        raise ConfigError(
+            f"running with Prefect needs the checkout (pip install -e '.[all]') and prefect: {error}; "
+            "or pass --no-prefect"
+        ) from error
+
+
+@contextmanager
+def _sigterm_as_interrupt() -> Iterator[None]:
+    """Let SIGTERM end a run the way Ctrl-C does."""
+
+    def interrupt(signum: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def progress_bar(campaign: Campaign, episodes: int) -> Iterator[None]:
+    """Count outcomes as they are recorded."""
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[outcomes]}"),
+    )
+    counts: Counter[str] = Counter()
+    with Progress(*columns, console=console, refresh_per_second=5) as progress:
+        bar = progress.add_task("episodes", total=episodes, outcomes="")
+
+        def count(episode: Episode) -> None:
+            counts[str(episode.status)] += 1
+            shown = "  ".join(f"{n} {status}" for status, n in counts.items())
+            progress.update(bar, advance=1, outcomes=shown)
+
+        campaign.on_episode = count
+        yield

@@ -1,0 +1,1 @@
+"""Prompts: rows with `messages`, from files, URLs or the Hugging Face hub."""

@@ -1,0 +1,1 @@
+"""Engines: a scripted one for tests, transformers in this process."""

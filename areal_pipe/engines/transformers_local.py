@@ -1,0 +1,324 @@
+"""A transformers model in this process: the engine for laptops, CI and small models.
+
+Requests that arrive while a batch is being generated form the next one (dynamic batching). A request
+is answered as soon as its own row ends; rows that have ended cost nothing but the padding of the
+batch. Tokens come from `sampling`, so that every request has its own temperature, limits and seed.
+"""
+
+import asyncio
+import json
+import logging
+import queue
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
+from transformers.utils.logging import disable_progress_bar
+
+from areal_pipe.engine import ModelRequest, ModelResponse
+from areal_pipe.engines.sampling import RowState, check_supported, sample
+from areal_pipe.errors import ConfigError, EngineError, EngineUnavailable, RequestError
+from areal_pipe.executor import ExecutorConfig
+from areal_pipe.rollout_engine import RolloutEngine
+
+logger = logging.getLogger(__name__)
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16,
+          "float64": torch.float64}
+_CONFIG_FILE = "config.json"
+
+
+class TransformersEngine(RolloutEngine):
+    """Generates with `transformers`; logprobs are those of the distribution sampled from."""
+
+    logprobs_mode = "processed"
+
+    def __init__(
+        self,
+        model_path: str,
+        *,
+        dtype: str = "float32",
+        device: str = "cpu",
+        max_batch_size: int = 64,
+        gather_seconds: float = 0.002,
+        num_threads: int | None = None,
+        executor_config: ExecutorConfig | None = None,
+    ) -> None:
+        """
+        Args:
+            model_path: folder of a causal language model with its tokenizer, or a hub name.
+            dtype: weights and activations; `float32` makes logprobs exact to about 1e-6.
+            device: a torch device.
+            max_batch_size: requests generated together.
+            gather_seconds: how long a new batch waits for further requests.
+            num_threads: torch threads of this process; one is fastest for tiny models.
+        """
+        super().__init__(executor_config)
+        if dtype not in DTYPES:
+            raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+        self._model_path = model_path
+        self._dtype, self._device = dtype, device
+        self._max_batch_size = max_batch_size
+        self._gather_seconds = gather_seconds
+        self._num_threads = num_threads
+        self._requests: queue.Queue[tuple[ModelRequest, Future[ModelResponse]] | None] = queue.Queue()
+        self._thread: threading.Thread | None = None
+        self._model: Any = None
+        self.tokenizer: Any = None
+
+    def initialize(self) -> None:
+        """Load the model and start the generating thread.
+
+        Raises:
+            ConfigError: there is no such model.
+        """
+        if self._model is not None:
+            return
+        if self._num_threads is not None:
+            torch.set_num_threads(self._num_threads)
+        self.tokenizer = load_tokenizer(self._model_path)
+        self._model = _load_model(self._model_path, DTYPES[self._dtype]).to(self._device).eval()
+        self._thread = threading.Thread(target=self._generate_forever, name="generate", daemon=True)
+        self._thread.start()
+
+    def destroy(self) -> None:
+        super().destroy()
+        if self._thread is not None:
+            self._requests.put(None)
+            self._thread.join(timeout=60)
+            self._thread = self._model = None
+
+    def describe(self) -> dict[str, Any]:
+        return super().describe() | {"dtype": self._dtype, "model": self._model_path}
+
+    async def generate_segment(self, req: ModelRequest) -> ModelResponse:
+        if self._model is None:
+            raise EngineUnavailable("the engine is not initialized; call initialize() first")
+        self._check(req)
+        answer: Future[ModelResponse] = Future()
+        self._requests.put((req, answer))
+        return await asyncio.wrap_future(answer)
+
+    def _check(self, req: ModelRequest) -> None:
+        check_supported(req.gconfig)
+        vocabulary = int(self._model.config.vocab_size)
+        if not req.input_ids or min(req.input_ids) < 0 or max(req.input_ids) >= vocabulary:
+            raise RequestError(
+                f"a prompt must hold token ids in 0..{vocabulary - 1}, got "
+                f"{len(req.input_ids)} ids: {req.input_ids[:8]}"
+            )
+        context = int(getattr(self._model.config, "max_position_embeddings", 0) or 2**31)
+        needed = len(req.input_ids) + req.gconfig.max_new_tokens
+        if needed > context:
+            raise RequestError(
+                f"prompt and max_new_tokens must fit into the context of {context} tokens, got "
+                f"{len(req.input_ids)} + {req.gconfig.max_new_tokens}; shorten the prompt or lower "
+                "max_new_tokens or max_tokens"
+            )
+
+    # -- the generating thread -----------------------------------------------------------------------
+
+    def _generate_forever(self) -> None:
+        while True:
+            batch, ended = self._next_batch()
+            if batch:
+                self._answer(batch)
+            if ended:
+                return
+
+    def _next_batch(self) -> tuple[list[tuple[ModelRequest, Future[ModelResponse]]], bool]:
+        """Requests that wait now or arrive within `gather_seconds`; and whether to end."""
+        first = self._requests.get()
+        if first is None:
+            return [], True
+        batch = [first]
+        deadline = time.monotonic() + self._gather_seconds
+        while len(batch) < self._max_batch_size:
+            try:
+                item = self._requests.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                break
+            if item is None:
+                return batch, True
+            batch.append(item)
+        # A request whose episode was cancelled while it queued is not worth generating.
+        return [(r, f) for r, f in batch if f.set_running_or_notify_cancel()], False
+
+    def _answer(self, batch: Sequence[tuple[ModelRequest, Future[ModelResponse]]]) -> None:
+        requests = [req for req, _ in batch]
+        futures = [future for _, future in batch]
+        try:
+            self._generate(requests, futures)
+        # The boundary of the thread: whatever breaks a batch is the answer to its requests.
+        except Exception as error:  # noqa: BLE001
+            logger.exception("generation of a batch of %d failed", len(batch))
+            for future in futures:
+                if not future.done():
+                    future.set_exception(
+                        EngineError(f"generation failed: {type(error).__name__}: {error}")
+                    )
+
+    def _generate(
+        self, requests: Sequence[ModelRequest], futures: Sequence[Future[ModelResponse]]
+    ) -> None:
+        rows = [self._row(req) for req in requests]
+        longest = max(len(req.input_ids) for req in requests)
+        pad = self.tokenizer.pad_token_id or 0
+        ids = torch.tensor(
+            [[pad] * (longest - len(r.input_ids)) + r.input_ids for r in requests]
+        )
+        mask = torch.tensor(
+            [[0] * (longest - len(r.input_ids)) + [1] * len(r.input_ids) for r in requests]
+        )
+        batch = _Batch(rows, requests, futures)
+        with torch.inference_mode():
+            self._model.generate(
+                input_ids=ids.to(self._device),
+                attention_mask=mask.to(self._device),
+                generation_config=GenerationConfig(
+                    do_sample=False,
+                    max_new_tokens=max(r.gconfig.max_new_tokens for r in requests),
+                    pad_token_id=pad,
+                    eos_token_id=None,
+                    use_cache=True,
+                ),
+                logits_processor=LogitsProcessorList([_Sampler(batch)]),
+                stopping_criteria=StoppingCriteriaList([_RowsEnded(batch)]),
+            )
+
+    def _row(self, req: ModelRequest) -> RowState:
+        g = req.gconfig
+        eos = () if g.ignore_eos else self._eos_ids()
+        return RowState(
+            gconfig=g,
+            stop_ids=frozenset((*eos, *g.stop_token_ids)),
+            decode=lambda tokens: cast(str, self.tokenizer.decode(tokens)),
+        )
+
+    def _eos_ids(self) -> tuple[int, ...]:
+        declared = self._model.generation_config.eos_token_id
+        ids = declared if isinstance(declared, list) else [declared]
+        return tuple(i for i in (*ids, self.tokenizer.eos_token_id) if i is not None)
+
+
+class _Batch:
+    """Rows being generated together, answered one by one as they end."""
+
+    def __init__(
+        self,
+        rows: Sequence[RowState],
+        requests: Sequence[ModelRequest],
+        futures: Sequence[Future[ModelResponse]],
+    ) -> None:
+        self._rows, self._requests, self._futures = rows, requests, futures
+        self._started = time.perf_counter()
+
+    def step(self, logits: Tensor) -> Tensor:
+        """Sample for the rows that go on; returns the next token of every row."""
+        alive = [i for i, row in enumerate(self._rows) if row.stop_reason is None]
+        tokens, logprobs = sample(logits[alive].cpu(), [self._rows[i] for i in alive])
+        chosen = torch.zeros(len(self._rows), dtype=torch.int64)
+        chosen[alive] = tokens
+        for i, token, logprob in zip(alive, tokens.tolist(), logprobs.tolist(), strict=True):
+            self._rows[i].append(token, logprob)
+            if self._rows[i].stop_reason is not None:
+                self._finish(i)
+        return chosen
+
+    def ended(self) -> Tensor:
+        return torch.tensor([row.stop_reason is not None for row in self._rows])
+
+    def _finish(self, i: int) -> None:
+        row, req, seconds = self._rows[i], self._requests[i], time.perf_counter() - self._started
+        self._futures[i].set_result(
+            ModelResponse(
+                input_tokens=list(req.input_ids),
+                output_tokens=row.tokens,
+                output_logprobs=row.logprobs,
+                stop_reason=row.stop_reason or "stop",
+                tokenizer=req.tokenizer,
+                latency=seconds,
+            )
+        )
+
+
+class _Sampler(LogitsProcessor):
+    """Samples, then leaves `generate` no choice: its argmax is our token."""
+
+    def __init__(self, batch: _Batch) -> None:
+        self._batch = batch
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        chosen = self._batch.step(scores).to(scores.device)
+        forced = torch.full_like(scores, -torch.inf)
+        return forced.scatter_(1, chosen[:, None], 0.0)
+
+
+class _RowsEnded(StoppingCriteria):
+    def __init__(self, batch: _Batch) -> None:
+        self._batch = batch
+
+    def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
+        return self._batch.ended().to(input_ids.device)
+
+
+def load_tokenizer(path: str) -> Any:
+    """The tokenizer of a model, with padding and truncation switched off.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    _check_folder(path)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"no tokenizer at {path!r}: {_first_line(error)}") from error
+    # A saved padding strategy would silently pad every prompt.
+    if hasattr(tokenizer, "backend_tokenizer"):
+        tokenizer.backend_tokenizer.no_padding()
+        tokenizer.backend_tokenizer.no_truncation()
+    return tokenizer
+
+
+def _load_model(path: str, dtype: torch.dtype) -> Any:
+    disable_progress_bar()
+    try:
+        return AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"no model at {path!r}: {_first_line(error)}") from error
+
+
+def _check_folder(path: str) -> None:
+    """A path that looks like a folder must be one: a hub lookup would only blur the error."""
+    folder = Path(path)
+    if not folder.is_dir() and (folder.is_absolute() or path.startswith(".") or path.count("/") > 1):
+        raise ConfigError(f"the model folder {path!r} does not exist")
+    if folder.is_dir() and not (folder / _CONFIG_FILE).is_file():
+        raise ConfigError(f"the model folder {path!r} holds no {_CONFIG_FILE}")
+    if folder.is_dir():
+        _check_json(folder / _CONFIG_FILE)
+
+
+def _check_json(path: Path) -> None:
+    try:
+        json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{path} is no valid JSON: {error}") from error
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -1,0 +1,405 @@
+"""Rollouts in the background: a thread with an asyncio loop, bounded by concurrency and staleness.
+
+`submit` queues a prompt, the loop starts it when the staleness rule allows, `wait` hands out results
+in the order of submission. A failed prompt is `failed`, with its exceptions in its outcome; it never
+stops the loop, and a new weight version wakes it.
+"""
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence, Sized
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, TypeVar, cast
+
+from areal_pipe import packing
+from areal_pipe.engine import InferenceEngine, ShouldAcceptFn
+from areal_pipe.episode import EpisodePolicy, GroupRun
+from areal_pipe.errors import WorkflowError
+from areal_pipe.grouping import GroupedRolloutWorkflow
+from areal_pipe.resolution import resolve_should_accept_fn, resolve_workflow
+from areal_pipe.staleness import RolloutStat, StalenessManager
+from areal_pipe.storage.task_dump import DumpConfig, TaskDump
+from areal_pipe.trajectory import Episode, Status
+from areal_pipe.workflow import RolloutWorkflow
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+UNLIMITED_STALENESS = 10**12
+MAX_FRUITLESS = 10_000
+"""Prompts in a row without an accepted result after which an endless dataloader is given up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutorConfig:
+    """How many prompts run at once, how stale they may be, and whether they are dumped."""
+
+    max_concurrent_rollouts: int = 64
+    """Prompts (groups) running at once."""
+    consumer_batch_size: int = 1
+    """Results a trainer takes per weight version."""
+    max_head_offpolicyness: int = UNLIMITED_STALENESS
+    """Versions a result may lag behind when it is consumed."""
+    policy: EpisodePolicy = field(default_factory=EpisodePolicy)
+    dump: DumpConfig | None = None
+    """Write `{task_id}.jsonl` files; None: do not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TaskOutcome:
+    """What became of one submitted prompt."""
+
+    task_id: int
+    data: Mapping[str, Any]
+    status: Status
+    result: dict[str, Any] | None = None
+    """The (merged) result if accepted, else None."""
+    reason: str = ""
+    error: BaseException | None = None
+    """Why it failed."""
+    episodes: Sequence[Episode] = ()
+    """Every member's own outcome: members of a failed group are not lost."""
+
+
+@dataclass(kw_only=True, eq=False)
+class _Task:
+    task_id: int
+    order: int
+    data: Mapping[str, Any]
+    workflow: RolloutWorkflow
+    should_accept: ShouldAcceptFn | None
+    is_eval: bool
+
+
+class WorkflowExecutor:
+    """Runs workflows on an engine. All public methods may be called from any thread."""
+
+    def __init__(self, engine: InferenceEngine, config: ExecutorConfig | None = None) -> None:
+        self.config = config or ExecutorConfig()
+        self._engine = engine
+        self.staleness = StalenessManager(
+            engine.get_version,
+            max_concurrent_rollouts=self.config.max_concurrent_rollouts,
+            consumer_batch_size=self.config.consumer_batch_size,
+            max_staleness=self.config.max_head_offpolicyness,
+        )
+        self._dump = TaskDump(self.config.dump) if self.config.dump else None
+        self._changed = threading.Condition()
+        self._queued: deque[_Task] = deque()
+        self._known: dict[int, int] = {}
+        """Order of submission of every task that was not handed out yet."""
+        self._finished: dict[int, TaskOutcome] = {}
+        self._outcomes: list[TaskOutcome] = []
+        self._running: set[asyncio.Task[None]] = set()
+        self._expected_keys: dict[type, set[str]] = {}
+        self._streams: dict[int, Iterator[Any]] = {}
+        self._ids, self._orders = count(), count()
+        self._paused = False
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="rollouts", daemon=True)
+        self._thread.start()
+
+    # -- submitting ------------------------------------------------------------------------------
+
+    def submit(
+        self,
+        data: Mapping[str, Any],
+        workflow: Any,
+        workflow_kwargs: Mapping[str, Any] | None = None,
+        should_accept_fn: ShouldAcceptFn | str | None = None,
+        group_size: int = 1,
+        task_id: int | None = None,
+        is_eval: bool = False,
+    ) -> int:
+        """See `InferenceEngine.submit`."""
+        resolved = resolve_workflow(workflow, workflow_kwargs, group_size)
+        accept = resolve_should_accept_fn(should_accept_fn)
+        with self._changed:
+            task_id = self._free_id() if task_id is None else task_id
+            if task_id in self._known:
+                raise ValueError(
+                    f"Duplicate task_id: {task_id}. Task with this ID is already submitted or "
+                    "running; leave task_id out, or wait for the first one"
+                )
+            task = _Task(
+                task_id=task_id,
+                order=next(self._orders),
+                data=data,
+                workflow=resolved,
+                should_accept=accept,
+                is_eval=is_eval,
+            )
+            self._known[task_id] = task.order
+            self._queued.append(task)
+            self.staleness.on_rollout_enqueued()
+        self.wake()
+        return task_id
+
+    def _free_id(self) -> int:
+        return next(i for i in self._ids if i not in self._known)
+
+    def wake(self) -> None:
+        """Look again at what may start: after a submission, a version bump, or resume."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._start_what_may_run)
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run a coroutine in the executor's loop, beside the rollouts."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def pause(self) -> None:
+        with self._changed:
+            self._paused = True
+
+    def resume(self) -> None:
+        with self._changed:
+            self._paused = False
+        self.wake()
+
+    # -- running (in the loop's thread) -------------------------------------------------------------
+
+    def _start_what_may_run(self) -> None:
+        while (task := self._next_task()) is not None:
+            running = self._loop.create_task(self._run(task))
+            self._running.add(running)
+            running.add_done_callback(self._running.discard)
+
+    def _next_task(self) -> _Task | None:
+        with self._changed:
+            if self._paused or not self._queued or self.staleness.get_capacity() <= 0:
+                return None
+            self.staleness.on_rollout_submitted()
+            return self._queued.popleft()
+
+    async def _run(self, task: _Task) -> None:
+        outcome = await self._outcome_of(task)
+        if self._dump is not None:
+            await asyncio.to_thread(
+                self._dump.write,
+                outcome.episodes,
+                data=task.data,
+                is_eval=task.is_eval,
+                engine_version=self._engine.get_version(),
+            )
+        with self._changed:
+            if outcome.status is Status.ACCEPTED:
+                self.staleness.on_rollout_accepted()
+            elif outcome.status is Status.FAILED:
+                self.staleness.on_rollout_failed()
+            else:
+                self.staleness.on_rollout_rejected()
+            self._finished[task.task_id] = outcome
+            self._outcomes.append(outcome)
+            self._changed.notify_all()
+        self._start_what_may_run()
+
+    async def _outcome_of(self, task: _Task) -> TaskOutcome:
+        episodes = await self._episodes_of(task)
+        try:
+            result, status, reason = self._judge(task, episodes)
+        # The boundary for filters and merging: user code again.
+        except Exception as error:  # noqa: BLE001
+            logger.warning("task %d failed: %s: %s", task.task_id, type(error).__name__, error)
+            return TaskOutcome(
+                task_id=task.task_id,
+                data=task.data,
+                status=Status.FAILED,
+                error=error,
+                episodes=episodes,
+            )
+        return TaskOutcome(
+            task_id=task.task_id,
+            data=task.data,
+            status=status,
+            result=result if status is Status.ACCEPTED else None,
+            reason=reason,
+            episodes=episodes,
+        )
+
+    async def _episodes_of(self, task: _Task) -> list[Episode]:
+        workflow, policy = task.workflow, self.config.policy
+        if isinstance(workflow, GroupedRolloutWorkflow):
+            return await workflow.run_members(
+                self._engine, task.data, task_id=task.task_id, is_eval=task.is_eval, policy=policy
+            )
+        alone = GroupRun(
+            workflow=workflow,
+            engine=self._engine,
+            data=task.data,
+            task_id=task.task_id,
+            samples=(0,),
+            is_eval=task.is_eval,
+            policy=policy,
+        )
+        return await alone.run()
+
+    def _judge(self, task: _Task, episodes: list[Episode]) -> tuple[Any, Status, str]:
+        """(result, status, reason); raises what made the task fail."""
+        if isinstance(task.workflow, GroupedRolloutWorkflow):
+            result = task.workflow.merge(episodes)
+        else:
+            [episode] = episodes
+            if episode.exception is not None:
+                raise episode.exception
+            result = episode.result
+        if result is None:
+            return None, Status.REJECTED, "the workflow returned None"
+        self._check_keys(task.workflow, result)
+        if task.should_accept is not None and not task.should_accept(result):
+            return None, Status.FILTERED, "should_accept_fn returned False"
+        return result, Status.ACCEPTED, ""
+
+    def _check_keys(self, workflow: RolloutWorkflow, result: dict[str, Any]) -> None:
+        """Trajectories of one workflow keep the keys of its first one, or batching them fails."""
+        inner = workflow.workflow if isinstance(workflow, GroupedRolloutWorkflow) else workflow
+        if packing.is_interactions(result):
+            return
+        expected = self._expected_keys.setdefault(type(inner), set(result))
+        packing.check_trajectory_format(result, expected_keys=expected)
+
+    # -- collecting --------------------------------------------------------------------------------
+
+    def wait(
+        self, count: int, timeout: float | None = None, raise_timeout: bool = True
+    ) -> list[TaskOutcome]:
+        """The next `count` outcomes in order of submission.
+
+        On timeout with `raise_timeout=False`, those that are finished. A timeout cancels nothing.
+
+        Raises:
+            ValueError: count < 1.
+            TimeoutError: fewer finished in time; they stay collectable.
+        """
+        if count <= 0:
+            raise ValueError(f"count must be positive, got {count}")
+        with self._changed:
+            enough = self._changed.wait_for(lambda: len(self._finished) >= count, timeout)
+            if not enough and raise_timeout:
+                raise TimeoutError(
+                    f"Timed out waiting for {count} results, only received {len(self._finished)}"
+                )
+            first = sorted(self._finished, key=self._known.__getitem__)[:count]
+            return [self._hand_out(task_id) for task_id in first]
+
+    def wait_for_task(
+        self, task_id: int, timeout: float | None = None, raise_timeout: bool = True
+    ) -> TaskOutcome | None:
+        """The outcome of one task; None on timeout with `raise_timeout=False`.
+
+        Raises:
+            ValueError: no such task, or it was handed out before.
+            TimeoutError: it did not finish in time.
+        """
+        with self._changed:
+            if task_id not in self._known:
+                raise ValueError(f"Task {task_id} is never submitted.")
+            if self._changed.wait_for(lambda: task_id in self._finished, timeout):
+                return self._hand_out(task_id)
+        if raise_timeout:
+            raise TimeoutError(f"Timed out waiting for task {task_id}")
+        return None
+
+    def _hand_out(self, task_id: int) -> TaskOutcome:
+        del self._known[task_id]
+        return self._finished.pop(task_id)
+
+    def rollout_batch(
+        self, batch: Sequence[Mapping[str, Any]], submit: Callable[[Mapping[str, Any]], int]
+    ) -> list[TaskOutcome]:
+        """Run all prompts; outcome i belongs to `batch[i]`."""
+        tasks = [submit(data) for data in batch]
+        outcomes = [self.wait_for_task(task_id) for task_id in tasks]
+        return [outcome for outcome in outcomes if outcome is not None]
+
+    def prepare_batch(
+        self,
+        dataloader: Iterable[Any],
+        submit: Callable[[Mapping[str, Any]], int],
+        *,
+        dynamic_bs: bool = False,
+    ) -> list[TaskOutcome]:
+        """One batch of accepted outcomes, drawing prompts as long as needed.
+
+        Args:
+            dataloader: yields rows or lists of rows, is iterated again at its end, and goes on where
+                the last call stopped. Its `batch_size` is the number of results.
+            submit: submits one row.
+            dynamic_bs: stop after `batch_size` outcomes of any kind.
+
+        Raises:
+            WorkflowError: a whole pass over the data brought no accepted result.
+        """
+        size = int(getattr(dataloader, "batch_size", None) or self.config.consumer_batch_size)
+        stream = self._streams.setdefault(id(dataloader), _endless_rows(dataloader))
+        accepted: list[TaskOutcome] = []
+        seen = 0
+        while len(accepted) < size and not (dynamic_bs and seen >= size):
+            while self._outstanding() < self._wanted(size):
+                submit(next(stream))
+            [outcome] = self.wait(1)
+            seen += 1
+            if outcome.result is not None:
+                accepted.append(outcome)
+            elif not accepted and seen >= self._fruitless_limit(dataloader):
+                raise WorkflowError(
+                    f"{seen} prompts in a row brought no accepted result (the last one: "
+                    f"{outcome.status}, {outcome.reason or outcome.error!r}); look at the workflow "
+                    "and its filter before spending more"
+                )
+        return accepted
+
+    def _outstanding(self) -> int:
+        with self._changed:
+            return len(self._known)
+
+    def _wanted(self, batch_size: int) -> int:
+        ahead = batch_size + self.config.max_concurrent_rollouts
+        return max(batch_size, min(self.staleness.get_pending_limit(), ahead))
+
+    def _fruitless_limit(self, dataloader: Iterable[Any]) -> int:
+        size = int(getattr(dataloader, "batch_size", None) or 1)
+        if not isinstance(dataloader, Sized):
+            return MAX_FRUITLESS
+        return max(1, len(dataloader) * size)
+
+    # -- ending ------------------------------------------------------------------------------------
+
+    def stats(self) -> RolloutStat:
+        return self.staleness.get_stats()
+
+    def drain_outcomes(self) -> list[TaskOutcome]:
+        """Outcomes since the last call, for statistics."""
+        with self._changed:
+            outcomes, self._outcomes = self._outcomes, []
+            return outcomes
+
+    def destroy(self) -> None:
+        """Cancel what runs and end the thread."""
+
+        async def stop() -> None:
+            for task in (running := list(self._running)):
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+
+        if self._loop.is_closed():
+            return
+        self.run(stop()).result(timeout=30)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout=30)
+        self._loop.close()
+
+
+def _endless_rows(dataloader: Iterable[Any]) -> Iterator[Mapping[str, Any]]:
+    while True:
+        empty = True
+        for item in dataloader:
+            for row in cast(list[Any], item) if isinstance(item, list) else [item]:
+                empty = False
+                yield row
+        if empty:
+            raise WorkflowError("a dataloader must yield rows or lists of rows, it yielded none")

@@ -1,0 +1,1 @@
+"""Reward functions, and the pool of killable processes that runs them."""

@@ -1,0 +1,80 @@
+"""Calling a user's reward function: sync or async, with a time limit and retries."""
+
+import asyncio
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt
+
+from areal_pipe.errors import RewardTimeout
+from areal_pipe.rewards.pool import RewardPool, UnpicklableReward, default_pool
+from areal_pipe.rewards.value import as_reward
+
+
+class AsyncRewardWrapper:
+    """An awaitable reward function that cannot hang its caller.
+
+    A plain function runs in a killable process of the pool; an `async def` function runs in the
+    caller's event loop (it should await, not compute).
+    """
+
+    def __init__(
+        self,
+        reward_fn: Callable[..., Any],
+        timeout_seconds: float = 15.0,
+        max_workers: int | None = None,
+        max_retries: int = 3,
+        *,
+        pool: RewardPool | None = None,
+    ) -> None:
+        """
+        Args:
+            timeout_seconds: limit for each attempt.
+            max_workers: give this function a pool of its own, of that size; else the shared one.
+            max_retries: further attempts after an exception, a crash or a timeout.
+            pool: the pool to use.
+        """
+        if timeout_seconds <= 0 or max_retries < 0:
+            raise ValueError(
+                "timeout_seconds must be > 0 and max_retries >= 0, "
+                f"got {timeout_seconds} and {max_retries}"
+            )
+        self._fn = reward_fn
+        self._timeout_seconds = timeout_seconds
+        self._attempts = max_retries + 1
+        self._pool = pool or (RewardPool(max_workers) if max_workers else None)
+
+    async def __call__(self, *args: Any, **kwargs: Any) -> float:
+        """The reward.
+
+        Raises:
+            RewardError: a timeout, a crash, or something that is no number.
+            Exception: what the function itself raised, after the last attempt.
+        """
+        retrying = AsyncRetrying(
+            stop=stop_after_attempt(self._attempts),
+            retry=retry_if_exception(_worth_another_try),
+            reraise=True,
+        )
+        return await retrying(self._attempt, args, kwargs)
+
+    async def _attempt(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
+        if inspect.iscoroutinefunction(self._fn):
+            return await self._await(args, kwargs)
+        pool = self._pool or default_pool()
+        return await pool.call(self._fn, *args, timeout_seconds=self._timeout_seconds, **kwargs)
+
+    async def _await(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
+        try:
+            async with asyncio.timeout(self._timeout_seconds):
+                return as_reward(await self._fn(*args, **kwargs))
+        except TimeoutError as error:
+            raise RewardTimeout(
+                f"the reward function must return within {self._timeout_seconds:g} s; it did not, "
+                "and was cancelled; raise the reward timeout if it needs longer"
+            ) from error
+
+
+def _worth_another_try(error: BaseException) -> bool:
+    return isinstance(error, Exception) and not isinstance(error, UnpicklableReward)

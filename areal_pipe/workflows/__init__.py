@@ -1,0 +1,1 @@
+"""Workflows ready to use: one-turn RLVR and multi-turn retry."""
