@@ -163,7 +163,9 @@ class ModelResponse:
 
     def _stop_ids(self) -> tuple[int | None, int | None]:
         if self.tokenizer is None:
-            raise ValueError("a ModelResponse needs its tokenizer to know the stop tokens, got None")
+            raise ValueError(
+                "a ModelResponse needs its tokenizer to know the stop tokens, got None"
+            )
         return (self.tokenizer.eos_token_id, self.tokenizer.pad_token_id)
 
 

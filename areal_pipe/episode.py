@@ -7,7 +7,7 @@
 import asyncio
 import copy
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, cast
 
@@ -22,7 +22,6 @@ from areal_pipe.workflow import Draft, RolloutWorkflow, StagedWorkflow
 from areal_pipe.workflow_context import WorkflowContext
 
 T = TypeVar("T")
-RunMember = Callable[["EpisodeRun", Draft | None], Coroutine[Any, Any, Episode]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,9 +59,10 @@ class Packed:
 
 
 class EpisodeRun:
-    """One episode under way: who it is, what it runs on, and its stages.
+    """One episode under way: who it is, what it runs on, and its stages in order.
 
-    A plain object on purpose: Prefect walks into dataclasses that are passed to tasks.
+    The state stays in here and the stages take no arguments, so that an orchestrator can wrap each
+    in a task without moving tokens around.
     """
 
     def __init__(
@@ -72,13 +72,20 @@ class EpisodeRun:
         data: Mapping[str, Any],
         *,
         context: WorkflowContext,
-        policy: EpisodePolicy | None = None,
+        policy: EpisodePolicy,
+        prompt: Draft | None = None,
     ) -> None:
+        """
+        Args:
+            prompt: the tokenized prompt, where the workflow is staged and the group shares it.
+        """
         self.workflow = workflow
         self.engine = engine
         self.context = context
         self._data = copy.deepcopy(dict(data))
-        self._policy = policy or EpisodePolicy()
+        self._draft = replace(prompt, data=self._data) if prompt else None
+        self._packed: Packed | None = None
+        self._policy = policy
         self._stage = "episode"
         self._attempts = 1
 
@@ -87,68 +94,74 @@ class EpisodeRun:
         """`task_id/sample_idx`, as people name it."""
         return f"{self.context.task_id}/{self.context.sample_idx}"
 
-    async def tokenize(self) -> Draft:
-        """The draft of this episode's prompt (staged workflows only)."""
-        return await self._retrying("tokenize", lambda: self._staged.tokenize(self._data))
+    @property
+    def draft(self) -> Draft:
+        """Tokens so far. Only staged episodes have one, from their prompt on."""
+        assert self._draft is not None
+        return self._draft
 
-    async def generate(self, draft: Draft) -> Draft:
-        return await self._retrying("generate", lambda: self._generate_in_time(draft))
+    @property
+    def is_staged(self) -> bool:
+        """Whether it can be run stage by stage."""
+        return self._draft is not None
 
-    async def reward(self, draft: Draft) -> Draft:
-        return await self._retrying("reward", lambda: self._staged.reward(draft))
+    async def generate(self) -> None:
+        """Append one turn."""
+        self._draft = await self._retrying("generate", self._generate_in_time)
 
-    async def pack(self, draft: Draft) -> Packed:
-        self._stage = "pack"
-        result = await self._staged.pack(draft)
-        return Packed(result, draft.stop_reason, draft.seeds)
+    async def reward(self) -> None:
+        """Score the last turn."""
+        self._draft = await self._retrying("reward", lambda: self._staged.reward(self.draft))
 
-    async def whole(self) -> Packed:
-        """Run `arun_episode` as one stage."""
-        data = lambda: copy.deepcopy(self._data)  # noqa: E731 - each attempt starts fresh
-        result = await self._retrying(
-            "episode", lambda: self.workflow.arun_episode(self.engine, data())
-        )
-        return Packed(result)
+    async def pack(self) -> None:
+        """Turn the finished draft into the episode's result."""
+        result = await self._retrying("pack", lambda: self._staged.pack(self.draft))
+        self._packed = Packed(result, self.draft.stop_reason, self.draft.seeds)
 
-    async def in_stages(self, prompt: Draft | None = None) -> Packed:
-        """Stage by stage, from a draft of the prompt that the group may share."""
-        draft = self.own(prompt) if prompt else await self.tokenize()
-        while not draft.finished:
-            draft = await self.generate(draft)
-            draft = await self.reward(draft)
-        return await self.pack(draft)
+    async def whole(self) -> None:
+        """Run `arun_episode` as one stage; every attempt gets its own copy of the data."""
 
-    def own(self, prompt: Draft) -> Draft:
-        """The shared draft with this member's own copy of the data."""
-        return replace(prompt, data=self._data)
+        def attempt() -> Awaitable[Any]:
+            return self.workflow.arun_episode(self.engine, copy.deepcopy(self._data))
 
-    async def run(self, prompt: Draft | None = None) -> Episode:
-        """The outcome: in stages where the workflow has them, else as a whole."""
-        staged = isinstance(self.workflow, StagedWorkflow)
-        return await self.settle(self.in_stages(prompt) if staged else self.whole())
+        self._packed = Packed(await self._retrying("episode", attempt))
 
-    async def settle(self, body: Awaitable[Packed]) -> Episode:
-        """Await the episode's body and turn whatever happens into an outcome.
+    async def stages(self) -> None:
+        """All stages in order; as a whole where the workflow has none."""
+        if not self.is_staged:
+            await self.whole()
+            return
+        while not self.draft.finished:
+            await self.generate()
+            await self.reward()
+        await self.pack()
+
+    async def run(self) -> Episode:
+        """The outcome."""
+        return await self.settle(self.stages())
+
+    async def settle(self, body: Awaitable[None]) -> Episode:
+        """Await the stages, however they are orchestrated, and turn what happens into an outcome.
 
         Only cancellation passes through: a cancelled episode has no outcome and stays missing.
         """
         started = time.perf_counter()
         with workflow_context.within(self.context):
             try:
-                packed = await self._limited(body)
+                await self._limited(body)
             # The boundary: user code may raise anything, and its siblings must not notice.
             except Exception as error:  # noqa: BLE001
                 outcome = self._failed(error)
             else:
-                outcome = self._finished(packed)
+                outcome = self._finished()
         return replace(outcome, duration_seconds=time.perf_counter() - started)
 
-    async def _generate_in_time(self, draft: Draft) -> Draft:
+    async def _generate_in_time(self) -> Draft:
         limit = self._policy.request_timeout_seconds
         scope = asyncio.timeout(limit)
         try:
             async with scope:
-                return await self._staged.generate(self.engine, draft)
+                return await self._staged.generate(self.engine, self.draft)
         except TimeoutError as error:
             if not scope.expired():
                 raise
@@ -160,12 +173,12 @@ class EpisodeRun:
     def _staged(self) -> StagedWorkflow:
         return cast(StagedWorkflow, self.workflow)
 
-    async def _limited(self, body: Awaitable[Packed]) -> Packed:
+    async def _limited(self, body: Awaitable[None]) -> None:
         limit = self._policy.episode_timeout_seconds
         scope = asyncio.timeout(limit)
         try:
             async with scope:
-                return await body
+                await body
         except TimeoutError as error:
             if not scope.expired():
                 raise
@@ -189,13 +202,17 @@ class EpisodeRun:
             reraise=True,
         )
         mistakes = AsyncRetrying(
-            retry=retry_if_exception(lambda e: isinstance(e, Exception) and not is_infrastructure(e)),
+            retry=retry_if_exception(
+                lambda e: isinstance(e, Exception) and not is_infrastructure(e)
+            ),
             stop=stop_after_attempt(policy.data_retries + 1),
             reraise=True,
         )
         return await mistakes(outages, attempt)
 
-    def _finished(self, packed: Packed) -> Episode:
+    def _finished(self) -> Episode:
+        packed = self._packed
+        assert packed is not None
         rejected = packed.result is None
         return Episode(
             **self._identity(),
@@ -208,82 +225,95 @@ class EpisodeRun:
         )
 
     def _failed(self, error: Exception) -> Episode:
-        failure = Failure(
-            stage=self._stage,
-            error_class=type(error).__name__,
-            message=str(error),
-            attempts=self._attempts,
-            infrastructure=is_infrastructure(error),
-        )
+        failure = _failure_of(error, stage=self._stage, attempts=self._attempts)
         return Episode(**self._identity(), status=Status.FAILED, failure=failure, exception=error)
 
     def _identity(self) -> dict[str, int]:
         return {"task_id": self.context.task_id or 0, "sample_idx": self.context.sample_idx or 0}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRun:
     """The episodes of one prompt that are to be run now."""
 
-    workflow: RolloutWorkflow
-    engine: InferenceEngine
-    data: Mapping[str, Any]
-    task_id: int
-    samples: tuple[int, ...]
-    """Sample indices to run: all of a new group, the missing ones of an open one."""
-    is_eval: bool = False
-    policy: EpisodePolicy = field(default_factory=EpisodePolicy)
+    def __init__(
+        self,
+        workflow: RolloutWorkflow,
+        engine: InferenceEngine,
+        data: Mapping[str, Any],
+        *,
+        task_id: int,
+        samples: Sequence[int],
+        is_eval: bool = False,
+        policy: EpisodePolicy | None = None,
+    ) -> None:
+        """
+        Args:
+            samples: sample indices to run: all of a new group, the missing ones of an open one.
+        """
+        self.workflow = workflow
+        self.engine = engine
+        self.data = data
+        self.task_id = task_id
+        self.samples = tuple(samples)
+        self._is_eval = is_eval
+        self._policy = policy or EpisodePolicy()
+        self._prompt: Draft | None = None
 
-    def episode(self, sample_idx: int) -> EpisodeRun:
-        """The run of one member, with data and context of its own."""
-        context = WorkflowContext(
-            is_eval=self.is_eval, task_id=self.task_id, sample_idx=sample_idx
-        )
-        return EpisodeRun(
-            self.workflow, self.engine, self.data, context=context, policy=self.policy
-        )
+    async def tokenize(self) -> None:
+        """Tokenize the prompt that the members share, where the workflow has stages."""
+        if isinstance(self.workflow, StagedWorkflow):
+            with workflow_context.within(self._context(self.samples[0])):
+                self._prompt = await self.workflow.tokenize(copy.deepcopy(dict(self.data)))
 
-    async def tokenize(self) -> Draft | None:
-        """The draft its members share, where the workflow has stages; None where it has not."""
-        if not isinstance(self.workflow, StagedWorkflow):
-            return None
-        run = self.episode(self.samples[0])
-        with workflow_context.within(run.context):
-            return await run.tokenize()
+    async def tokenized(self, tokenize: Awaitable[None]) -> list[Episode]:
+        """Await `tokenize`, however it is orchestrated; what it raises fails every member."""
+        try:
+            await tokenize
+        # Same boundary as EpisodeRun.settle, for the one stage that members share.
+        except Exception as error:  # noqa: BLE001
+            return [self._failed(sample, error) for sample in self.samples]
+        return []
 
-    def failed(self, error: Exception, *, stage: str) -> list[Episode]:
-        """Every member as failed: what broke concerns the whole group."""
-        failure = Failure(
-            stage=stage,
-            error_class=type(error).__name__,
-            message=str(error),
-            infrastructure=is_infrastructure(error),
-        )
+    def members(self) -> list[EpisodeRun]:
+        """The runs of the members, each with data and context of its own."""
         return [
-            Episode(
-                task_id=self.task_id,
-                sample_idx=sample,
-                status=Status.FAILED,
-                failure=failure,
-                exception=error,
+            EpisodeRun(
+                self.workflow,
+                self.engine,
+                self.data,
+                context=self._context(sample),
+                policy=self._policy,
+                prompt=self._prompt,
             )
             for sample in self.samples
         ]
 
-    async def run(self, run_member: RunMember | None = None) -> list[Episode]:
-        """All members concurrently; outcome i belongs to `samples[i]`.
+    async def run(self) -> list[Episode]:
+        """All members concurrently; outcome i belongs to `samples[i]`. Raises only cancellation."""
+        if failed := await self.tokenized(self.tokenize()):
+            return failed
+        async with asyncio.TaskGroup() as running:
+            tasks = [running.create_task(member.run()) for member in self.members()]
+        return [task.result() for task in tasks]
 
-        Args:
-            run_member: runs one member; `EpisodeRun.run` if None. What it raises ends the group.
-        """
-        try:
-            prompt = await self.tokenize()
-        # Same boundary as EpisodeRun.settle, for the one stage that members share.
-        except Exception as error:  # noqa: BLE001
-            return self.failed(error, stage="tokenize")
-        run = run_member or EpisodeRun.run
-        async with asyncio.TaskGroup() as members:
-            running = [
-                members.create_task(run(self.episode(sample), prompt)) for sample in self.samples
-            ]
-        return [task.result() for task in running]
+    def _context(self, sample_idx: int) -> WorkflowContext:
+        return WorkflowContext(is_eval=self._is_eval, task_id=self.task_id, sample_idx=sample_idx)
+
+    def _failed(self, sample_idx: int, error: Exception) -> Episode:
+        return Episode(
+            task_id=self.task_id,
+            sample_idx=sample_idx,
+            status=Status.FAILED,
+            failure=_failure_of(error, stage="tokenize"),
+            exception=error,
+        )
+
+
+def _failure_of(error: Exception, *, stage: str, attempts: int = 1) -> Failure:
+    return Failure(
+        stage=stage,
+        error_class=type(error).__name__,
+        message=str(error),
+        attempts=attempts,
+        infrastructure=is_infrastructure(error),
+    )

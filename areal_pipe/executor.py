@@ -228,9 +228,9 @@ class WorkflowExecutor:
                 self._engine, task.data, task_id=task.task_id, is_eval=task.is_eval, policy=policy
             )
         alone = GroupRun(
-            workflow=workflow,
-            engine=self._engine,
-            data=task.data,
+            workflow,
+            self._engine,
+            task.data,
             task_id=task.task_id,
             samples=(0,),
             is_eval=task.is_eval,

@@ -139,13 +139,13 @@ class GroupedRolloutWorkflow(RolloutWorkflow):
     ) -> list[Episode]:
         """All members' outcomes, by sample_idx; no exception of one touches another."""
         group = GroupRun(
-            workflow=self.workflow,
-            engine=engine,
-            data=data,
+            self.workflow,
+            engine,
+            data,
             task_id=task_id,
-            samples=tuple(range(self.group_size)),
+            samples=range(self.group_size),
             is_eval=is_eval,
-            policy=policy or EpisodePolicy(),
+            policy=policy,
         )
         return await group.run()
 
@@ -177,7 +177,9 @@ class GroupedRolloutWorkflow(RolloutWorkflow):
             "GroupedRolloutWorkflow: %d/%d trajectories returned None, %s",
             gone,
             self.group_size,
-            "dropping entire group (drop_incomplete_group=True)" if drop else "using remaining results",
+            "dropping entire group (drop_incomplete_group=True)"
+            if drop
+            else "using remaining results",
         )
         return not drop
 

@@ -46,7 +46,9 @@ def concat_padded_tensors(dicts: Sequence[TensorDict], pad_value: float = 0.0) -
         return dict(dicts[0]) if dicts else {}
     _check_same_keys(dicts)
     return {
-        key: _merge_values(key, [d[key] for d in dicts], 0 if key == "attention_mask" else pad_value)
+        key: _merge_values(
+            key, [d[key] for d in dicts], 0 if key == "attention_mask" else pad_value
+        )
         for key in dicts[0]
     }
 
@@ -93,7 +95,9 @@ def _pad_to(tensor: Tensor, shape: list[int], pad_value: float) -> Tensor:
     return torch.nn.functional.pad(tensor, pads, value=value)
 
 
-def pad_sequences_to_tensors(rows: Sequence[Mapping[str, Any]], pad_value: float = 0.0) -> TensorDict:
+def pad_sequences_to_tensors(
+    rows: Sequence[Mapping[str, Any]], pad_value: float = 0.0
+) -> TensorDict:
     """Right-pad rows of 1-D sequences into one batch, adding `attention_mask`.
 
     Args:
@@ -293,7 +297,9 @@ def tensor_dict_of(t: Trajectory) -> TensorDict:
         if column is not None:
             data[name] = torch.from_numpy(column.copy())[None]
     for key, value in t.extras.items():
-        data[key] = torch.from_numpy(np.array(value))[None] if isinstance(value, np.ndarray) else [value]
+        data[key] = (
+            torch.from_numpy(np.array(value))[None] if isinstance(value, np.ndarray) else [value]
+        )
     data["attention_mask"] = torch.ones_like(data["input_ids"], dtype=torch.bool)
     if t.reward is not None:
         data["rewards"] = torch.tensor([t.reward], dtype=torch.float32)

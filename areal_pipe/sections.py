@@ -19,7 +19,9 @@ class Section(BaseModel):
         if isinstance(value, dict):
             for key in value:
                 if key not in cls.model_fields:
-                    raise ValueError(f"unknown key {key!r}{nearest(str(key), list(cls.model_fields))}")
+                    raise ValueError(
+                        f"unknown key {key!r}{nearest(str(key), list(cls.model_fields))}"
+                    )
         return value
 
 

@@ -24,9 +24,7 @@ class RolloutWorkflow(ABC):
     """One episode on one prompt. AReaL's interface."""
 
     @abstractmethod
-    async def arun_episode(
-        self, engine: InferenceEngine, data: dict[str, Any]
-    ) -> "EpisodeResult":
+    async def arun_episode(self, engine: InferenceEngine, data: dict[str, Any]) -> "EpisodeResult":
         """Run the episode on one dataset row.
 
         Returns:
@@ -135,9 +133,7 @@ class StagedWorkflow(RolloutWorkflow):
     async def pack(self, draft: Draft) -> "EpisodeResult":
         """The tensor dict of a finished draft, or None to reject."""
 
-    async def arun_episode(
-        self, engine: InferenceEngine, data: dict[str, Any]
-    ) -> "EpisodeResult":
+    async def arun_episode(self, engine: InferenceEngine, data: dict[str, Any]) -> "EpisodeResult":
         draft = await self.tokenize(data)
         while not draft.finished:
             draft = await self.generate(engine, draft)

@@ -57,7 +57,9 @@ def _revealed(secret: SecretStr | None) -> str | None:
 class ClusterConfig(Section):
     """Where trajectories go."""
 
-    fileroot: str = Field(description="A folder or any fsspec URL: s3://bucket/prefix, file:///data")
+    fileroot: str = Field(
+        description="A folder or any fsspec URL: s3://bucket/prefix, file:///data"
+    )
     s3: S3Config = Field(default_factory=S3Config)
 
 
@@ -69,7 +71,9 @@ class EngineConfig(Section):
     dtype: Literal["float32", "bfloat16", "float16", "float64"] = "float32"
     device: str = "cpu"
     max_batch_size: int = Field(64, ge=1)
-    num_threads: int | None = Field(None, ge=1, description="torch threads; 1 is fastest for tiny models")
+    num_threads: int | None = Field(
+        None, ge=1, description="torch threads; 1 is fastest for tiny models"
+    )
     script: str | None = Field(None, description="Import string of a ScriptedEngine script")
     latency_seconds: float = Field(0.0, ge=0, description="Delay of each scripted answer")
 
@@ -205,6 +209,12 @@ class CampaignConfig(Section):
         """Where the trial lies, for people and for the reading commands."""
         prefix = keys.TrialKeys.of(self.experiment_name, self.trial_name).prefix
         return f"{self.cluster.fileroot.rstrip('/')}/{prefix}"
+
+    def without_secrets(self) -> "CampaignConfig":
+        """The configuration as it may be shown: credentials come from the environment instead."""
+        hidden = {"access_key_id": None, "secret_access_key": None, "session_token": None}
+        s3 = self.cluster.s3.model_copy(update=hidden)
+        return self.model_copy(update={"cluster": self.cluster.model_copy(update={"s3": s3})})
 
     def storable(self) -> dict[str, Any]:
         """The configuration as plain data, without access settings."""

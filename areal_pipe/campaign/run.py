@@ -25,37 +25,28 @@ async def run_campaign(campaign: Campaign, shards: list[int]) -> list[Manifest]:
         ArealPipeError: the first error that is no episode's own, such as an unwritable store.
             Finished episodes are in the ledger.
     """
-    settings = campaign.config
-    shard_slots = asyncio.Semaphore(settings.orchestration.max_concurrent_shards)
-    group_slots = asyncio.Semaphore(settings.rollout.max_concurrent_rollouts)
-
-    async def bounded(shard: int) -> Manifest:
-        async with shard_slots:
-            return await run_shard(campaign, shard, group_slots)
-
     try:
         async with asyncio.TaskGroup() as running:
-            tasks = [running.create_task(bounded(shard)) for shard in shards]
+            tasks = [running.create_task(run_shard(campaign, shard)) for shard in shards]
     except BaseExceptionGroup as errors:
         raise root_cause(errors) from errors
     return [task.result() for task in tasks]
 
 
-async def run_shard(campaign: Campaign, shard: int, group_slots: asyncio.Semaphore) -> Manifest:
+async def run_shard(campaign: Campaign, shard: int) -> Manifest:
     """Run a shard's missing episodes and commit it."""
-    run = await ShardRun.open(campaign, shard)
-
-    async def bounded(group: GroupRun) -> None:
-        async with group_slots:
-            await run.record_group(group)
-
-    try:
-        async with asyncio.TaskGroup() as groups:
+    async with campaign.shard_slots:
+        run = await ShardRun.open(campaign, shard)
+        async with run.group_tasks() as groups:
             for group in run.groups():
-                groups.create_task(bounded(group))
-    finally:
-        await run.drain()
-    return await run.commit()
+                groups.create_task(roll_out(run, group))
+        return await run.commit()
+
+
+async def roll_out(run: ShardRun, group: GroupRun) -> None:
+    """Run a group's missing members when it is its turn, keeping each outcome as it comes."""
+    async with run.campaign.group_slots:
+        await run.record_group(group)
 
 
 def root_cause(errors: BaseExceptionGroup[BaseException]) -> BaseException:

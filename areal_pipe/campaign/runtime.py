@@ -42,6 +42,9 @@ class Campaign:
         self.record = self._planned_record()
         self.on_episode: Callable[[Episode], None] = lambda _: None
         """Called with every outcome as it is recorded."""
+        self.group_slots = asyncio.Semaphore(config.rollout.max_concurrent_rollouts)
+        """Bounds the prompts that are rolled out at once, over all shards in this process."""
+        self.shard_slots = asyncio.Semaphore(config.orchestration.max_concurrent_shards)
         # One thread owns the store: fsspec's blocking calls must not run inside a running loop.
         self._store_thread = ThreadPoolExecutor(1, thread_name_prefix="store")
 
@@ -57,9 +60,7 @@ class Campaign:
             RecipeMismatch: this version holds trajectories of another recipe.
             StorageError: the store cannot be reached or written.
         """
-        prompts = load_prompts(
-            config.dataset, storage_options=config.cluster.s3.storage_options()
-        )
+        prompts = load_prompts(config.dataset, storage_options=config.cluster.s3.storage_options())
         campaign = cls(config, prompts)
         campaign._register(write=register)
         return campaign
@@ -77,9 +78,6 @@ class Campaign:
     def prompts_of(self, shard: int) -> list[Prompt]:
         size = self.record.prompts_per_shard
         return self.prompts[shard * size : (shard + 1) * size]
-
-    def notify(self, episode: Episode) -> None:
-        self.on_episode(episode)
 
     async def run_blocking(self, fn: Callable[..., T], *args: Any) -> T:
         """Run a store call in the thread that owns the store."""
@@ -179,9 +177,7 @@ class Campaign:
                 experiment_name=self.config.experiment_name, trial_name=self.config.trial_name
             )
         else:
-            trial = CampaignRecord.from_bytes(
-                stored.data, where=self.store.where(self._record_key)
-            )
+            trial = CampaignRecord.from_bytes(stored.data, where=self.store.where(self._record_key))
         known = trial.versions.get(name)
         if known is not None and self._binds(known):
             self.record = known

@@ -6,9 +6,11 @@ objects that it made superfluous. A crash between any two leaves a state from wh
 goes on; readers see only what the manifest names.
 """
 
+import asyncio
+import contextlib
 import hashlib
 import time
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
 
 from areal_pipe.campaign.runtime import Campaign
@@ -20,7 +22,6 @@ from areal_pipe.storage.manifest import FailureRecord, Manifest, PartRecord, Tal
 from areal_pipe.storage.parts import to_ipc, to_parquet
 from areal_pipe.storage.rows import Row, rows_of, table_of
 from areal_pipe.trajectory import Episode, Status
-from areal_pipe.workflow import Draft
 
 Place = tuple[int, int]
 """(task_id, sample_idx)"""
@@ -57,6 +58,11 @@ class ShardRun:
         return cls(campaign, shard, await campaign.run_blocking(_read_state, campaign, shard))
 
     @property
+    def num_episodes(self) -> int:
+        """Episodes of the shard, whatever their state."""
+        return len(self._prompts) * self._state.manifest.group_size
+
+    @property
     def num_missing(self) -> int:
         """Episodes to run."""
         return sum(len(samples) for samples in self._missing().values())
@@ -71,9 +77,9 @@ class ShardRun:
         campaign = self.campaign
         return [
             GroupRun(
-                workflow=campaign.workflow,
-                engine=campaign.engine,
-                data=self._prompts[task_id].data,
+                campaign.workflow,
+                campaign.engine,
+                self._prompts[task_id].data,
                 task_id=task_id,
                 samples=samples,
                 is_eval=campaign.config.rollout.is_eval,
@@ -82,7 +88,7 @@ class ShardRun:
             for task_id, samples in self._missing().items()
         ]
 
-    async def record(self, episode: Episode) -> Episode:
+    async def record(self, episode: Episode) -> None:
         """Keep an outcome: durable once this returns, unless it failed (then it is run again).
 
         Raises:
@@ -96,22 +102,33 @@ class ShardRun:
         if episode.status is not Status.FAILED:
             await self._ledger.append(rows)
         self._state.rows[episode.task_id, episode.sample_idx] = rows
-        self.campaign.notify(episode)
-        return episode
+        self.campaign.on_episode(episode)
 
     async def record_group(self, group: GroupRun) -> None:
         """Run a group's missing members and keep each outcome as it comes."""
+        if failed := await group.tokenized(group.tokenize()):
+            await self.record_all(failed)
+            return
+        async with asyncio.TaskGroup() as running:
+            for member in group.members():
+                running.create_task(self._record_member(member))
 
-        async def member(episode: EpisodeRun, prompt: Draft | None) -> Episode:
-            return await self.record(await episode.run(prompt))
+    async def record_all(self, episodes: Iterable[Episode]) -> None:
+        """Keep several outcomes."""
+        for episode in episodes:
+            await self.record(episode)
 
-        for episode in await group.run(member):
-            if (episode.task_id, episode.sample_idx) not in self._state.rows:
-                await self.record(episode)  # the prompt they share failed: no member ever ran
+    async def _record_member(self, member: EpisodeRun) -> None:
+        await self.record(await member.run())
 
-    async def drain(self) -> None:
-        """Let writes under way end; call it when the run is interrupted."""
-        await self._ledger.drain()
+    @contextlib.asynccontextmanager
+    async def group_tasks(self) -> AsyncIterator[asyncio.TaskGroup]:
+        """A task group for the shard's groups; if it is interrupted, writes under way end first."""
+        try:
+            async with asyncio.TaskGroup() as groups:
+                yield groups
+        finally:
+            await self._ledger.drain()
 
     async def commit(self) -> Manifest:
         """Close what can be closed and make it visible to readers.

@@ -1,6 +1,7 @@
 """What a campaign came to, read from its manifests."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -59,6 +60,16 @@ def summarize(version: StoredVersion) -> Summary:
         generated_tokens=tally.generated_tokens,
         busy_seconds=sum(m.busy_seconds for m in manifests),
         failures=failures,
+    )
+
+
+def describe_failures(failures: Sequence[FailureRecord], num_episodes: int) -> str:
+    """One sentence for people: how many failed, of what, and what to do."""
+    classes = Counter(f.error_class for f in failures).most_common()
+    counts = ", ".join(f"{n} {name}" for name, n in classes)
+    return (
+        f"{len(failures)} of {num_episodes} episodes failed: {counts}; "
+        "running again runs only these"
     )
 
 

@@ -19,13 +19,15 @@ ConfigPath = Annotated[str, typer.Argument(metavar="CONFIG", help="Campaign file
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[KEY=VALUE]...", help="Overrides, such as rollout.group_size=4 gconfig.temperature=0.7"
+        metavar="[KEY=VALUE]...",
+        help="Overrides, such as rollout.group_size=4 gconfig.temperature=0.7",
     ),
 ]
 TrialUrl = Annotated[
     str,
     typer.Argument(
-        metavar="URL", help="A trial: FILEROOT/EXPERIMENT/TRIAL, or one version of it: .../rollout/0"
+        metavar="URL",
+        help="A trial: FILEROOT/EXPERIMENT/TRIAL, or one version of it: .../rollout/0",
     ),
 ]
 EndpointUrl = Annotated[
@@ -39,7 +41,10 @@ def run(
     config: ConfigPath,
     overrides: Overrides = None,
     no_prefect: Annotated[
-        bool, typer.Option("--no-prefect", help="Run with the library's own executor, without a Prefect server.")
+        bool,
+        typer.Option(
+            "--no-prefect", help="Run with the library's own executor, without a Prefect server."
+        ),
     ] = False,
 ) -> None:
     """Run a campaign, or what is missing of it.
@@ -55,7 +60,9 @@ def run(
 @app.command()
 def show(
     url: TrialUrl,
-    task_id: Annotated[int | None, typer.Option(help="The prompt; the first stored one if left out.")] = None,
+    task_id: Annotated[
+        int | None, typer.Option(help="The prompt; the first stored one if left out.")
+    ] = None,
     sample: Annotated[int, typer.Option(help="The sample of its group.")] = 0,
     endpoint_url: EndpointUrl = None,
 ) -> None:

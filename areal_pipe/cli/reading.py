@@ -70,9 +70,7 @@ def _print_distributions(found: Distributions) -> None:
             console.print(f"  {name}: {shown}")
 
 
-def show_command(
-    url: str, *, task_id: int | None, sample: int, endpoint_url: str | None
-) -> None:
+def show_command(url: str, *, task_id: int | None, sample: int, endpoint_url: str | None) -> None:
     """Print one episode's trajectories."""
     trial = _open(url, endpoint_url)
     found = False

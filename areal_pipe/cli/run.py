@@ -3,22 +3,19 @@
 import asyncio
 import importlib
 import signal
-import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from areal_pipe.campaign.config import load_config
 from areal_pipe.campaign.run import count_missing, run_campaign
 from areal_pipe.campaign.runtime import Campaign
 from areal_pipe.campaign.summary import summarize
 from areal_pipe.cli import outcome
+from areal_pipe.cli.progress import RunMeter, progress_bar
 from areal_pipe.cli.tables import print_summary
 from areal_pipe.errors import ConfigError
-from areal_pipe.trajectory import Episode
 
 console = Console()
 
@@ -35,7 +32,7 @@ def run_command(path: str, overrides: list[str], *, with_prefect: bool) -> int:
         missing = asyncio.run(count_missing(campaign))
         if not missing:
             console.print(f"Everything is committed: {campaign.url}. Nothing to do.")
-            return _finish(campaign, seconds=None)
+            return _finish(campaign)
         return _run_missing(campaign, missing, launch)
     finally:
         campaign.close()
@@ -47,21 +44,21 @@ def _run_missing(
     total, episodes = campaign.record.num_episodes, sum(missing.values())
     kept = f", {total - episodes} are stored already" if episodes < total else ""
     console.print(f"[bold]{campaign.url}[/]: {episodes} of {total} episodes to run{kept}.")
-    started = time.perf_counter()
+    meter = RunMeter()
     try:
-        with progress_bar(campaign, episodes):
+        with progress_bar(console, campaign, episodes, meter):
             launch(campaign, sorted(missing))
     except KeyboardInterrupt:
         console.print(
             "\nInterrupted. Finished episodes are kept; the same command goes on from here."
         )
         return outcome.EXIT_INTERRUPTED
-    return _finish(campaign, seconds=time.perf_counter() - started)
+    return _finish(campaign, meter)
 
 
-def _finish(campaign: Campaign, *, seconds: float | None) -> int:
+def _finish(campaign: Campaign, meter: RunMeter | None = None) -> int:
     summary = summarize(campaign.stored)
-    print_summary(console, campaign.url, summary, seconds=seconds)
+    print_summary(console, campaign.url, summary, this_run=meter.describe() if meter else None)
     return 0 if summary.is_whole else outcome.EXIT_FAILED_EPISODES
 
 
@@ -98,28 +95,3 @@ def _sigterm_as_interrupt() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-@contextmanager
-def progress_bar(campaign: Campaign, episodes: int) -> Iterator[None]:
-    """Count outcomes as they are recorded."""
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[outcomes]}"),
-    )
-    counts: Counter[str] = Counter()
-    with Progress(*columns, console=console, refresh_per_second=5) as progress:
-        bar = progress.add_task("episodes", total=episodes, outcomes="")
-
-        def count(episode: Episode) -> None:
-            counts[str(episode.status)] += 1
-            shown = "  ".join(f"{n} {status}" for status, n in counts.items())
-            progress.update(bar, advance=1, outcomes=shown)
-
-        campaign.on_episode = count
-        yield

@@ -13,18 +13,18 @@ MAX_FAILURES = 10
 
 
 def print_summary(
-    console: Console, url: str, summary: Summary, *, seconds: float | None = None
+    console: Console, url: str, summary: Summary, *, this_run: str | None = None
 ) -> None:
     """The figures of one version.
 
     Args:
-        seconds: wall time of the run that just ended.
+        this_run: what the run that just ended measured of itself.
     """
     record = summary.record
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_column(style="dim")
     table.add_column()
-    for name, value in summary_lines(summary, seconds=seconds):
+    for name, value in summary_lines(summary, this_run=this_run):
         table.add_row(name, value)
     console.print(f"\n[bold]{url}[/]  {record.scope}, version {record.version}")
     console.print(table)
@@ -34,7 +34,7 @@ def print_summary(
         console.print(f"  look at one: areal-pipe show {url}", soft_wrap=True)
 
 
-def summary_lines(summary: Summary, *, seconds: float | None = None) -> list[tuple[str, str]]:
+def summary_lines(summary: Summary, *, this_run: str | None = None) -> list[tuple[str, str]]:
     """(name, value) of each figure."""
     outcomes = ", ".join(f"{n} {status}" for status, n in summary.episodes.items())
     groups = (
@@ -49,11 +49,8 @@ def summary_lines(summary: Summary, *, seconds: float | None = None) -> list[tup
     lines += [(f"pass@{k}", f"{value:.4f}") for k, value in summary.pass_at.items()]
     tokens = f"{summary.generated_tokens:,} generated, {summary.prompt_tokens:,} prompt"
     lines.append(("tokens", tokens))
-    if seconds is not None:
-        lines.append(("this run", f"{seconds:.1f} s"))
-    if summary.busy_seconds:
-        rate = summary.generated_tokens / summary.busy_seconds
-        lines.append(("generated", f"{rate:,.0f} tokens/s per shard under way"))
+    if this_run is not None:
+        lines.append(("this run", this_run))
     return lines
 
 
@@ -70,7 +67,9 @@ def print_failures(console: Console, summary: Summary) -> None:
     table = Table("episode", "stage", "class", "message", "attempts")
     for f in summary.failures[:MAX_FAILURES]:
         message = textwrap.shorten(f.message, 100, placeholder=" ...")
-        table.add_row(f"{f.task_id}/{f.sample_idx}", f.stage, f.error_class, message, str(f.attempts))
+        table.add_row(
+            f"{f.task_id}/{f.sample_idx}", f.stage, f.error_class, message, str(f.attempts)
+        )
     console.print(table)
     if (more := len(summary.failures) - MAX_FAILURES) > 0:
         console.print(f"... and {more} more")

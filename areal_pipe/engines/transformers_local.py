@@ -37,8 +37,12 @@ from areal_pipe.rollout_engine import RolloutEngine
 
 logger = logging.getLogger(__name__)
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16,
-          "float64": torch.float64}
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float64": torch.float64,
+}
 _CONFIG_FILE = "config.json"
 
 
@@ -75,7 +79,9 @@ class TransformersEngine(RolloutEngine):
         self._max_batch_size = max_batch_size
         self._gather_seconds = gather_seconds
         self._num_threads = num_threads
-        self._requests: queue.Queue[tuple[ModelRequest, Future[ModelResponse]] | None] = queue.Queue()
+        self._requests: queue.Queue[tuple[ModelRequest, Future[ModelResponse]] | None] = (
+            queue.Queue()
+        )
         self._thread: threading.Thread | None = None
         self._model: Any = None
         self.tokenizer: Any = None
@@ -178,9 +184,7 @@ class TransformersEngine(RolloutEngine):
         rows = [self._row(req) for req in requests]
         longest = max(len(req.input_ids) for req in requests)
         pad = self.tokenizer.pad_token_id or 0
-        ids = torch.tensor(
-            [[pad] * (longest - len(r.input_ids)) + r.input_ids for r in requests]
-        )
+        ids = torch.tensor([[pad] * (longest - len(r.input_ids)) + r.input_ids for r in requests])
         mask = torch.tensor(
             [[0] * (longest - len(r.input_ids)) + [1] * len(r.input_ids) for r in requests]
         )
@@ -305,7 +309,9 @@ def _load_model(path: str, dtype: torch.dtype) -> Any:
 def _check_folder(path: str) -> None:
     """A path that looks like a folder must be one: a hub lookup would only blur the error."""
     folder = Path(path)
-    if not folder.is_dir() and (folder.is_absolute() or path.startswith(".") or path.count("/") > 1):
+    if not folder.is_dir() and (
+        folder.is_absolute() or path.startswith(".") or path.count("/") > 1
+    ):
         raise ConfigError(f"the model folder {path!r} does not exist")
     if folder.is_dir() and not (folder / _CONFIG_FILE).is_file():
         raise ConfigError(f"the model folder {path!r} holds no {_CONFIG_FILE}")

@@ -35,6 +35,7 @@ LOAD_SECONDS = 120.0
 MAX_PROCESSES = 128
 """Calls in flight at once, hung ones included; further ones queue."""
 
+
 class UnpicklableReward(RewardError, pickle.PicklingError):
     """The reward function cannot be sent to another process."""
 

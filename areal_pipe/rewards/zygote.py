@@ -36,7 +36,13 @@ class Zygote:
         self._socket, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, str(theirs.fileno()), str(memory_limit_bytes or 0)],
+                [
+                    sys.executable,
+                    "-m",
+                    __name__,
+                    str(theirs.fileno()),
+                    str(memory_limit_bytes or 0),
+                ],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -55,7 +61,9 @@ class Zygote:
                 socket.send_fds(self._socket, [b"f"], [pipe.fileno()])
                 answer = self._socket.recv(_PID_BYTES, socket.MSG_WAITALL)
             except OSError as error:
-                raise RewardCrashed(f"the process that starts reward workers died: {error}") from error
+                raise RewardCrashed(
+                    f"the process that starts reward workers died: {error}"
+                ) from error
         if len(answer) < _PID_BYTES:
             raise RewardCrashed("the process that starts reward workers died; see its output above")
         return int.from_bytes(answer, "big")

@@ -54,7 +54,8 @@ def check_shard(version: StoredVersion, shard: int) -> Iterator[Finding]:
             yield from (Finding(where=part_where, problem=p) for p in _row_problems(row))
         if part.rows != len(part_rows):
             yield Finding(
-                where=part_where, problem=f"the manifest says {part.rows} rows, it has {len(part_rows)}"
+                where=part_where,
+                problem=f"the manifest says {part.rows} rows, it has {len(part_rows)}",
             )
         rows += part_rows
     problems = _manifest_problems(manifest, rows, version)
@@ -98,7 +99,9 @@ def _row_problems(row: Row) -> Iterator[str]:
             yield f"{label}: {name} {row[name]}, but the tokens say {getattr(t, name)}"
 
 
-def _manifest_problems(manifest: Manifest, rows: list[Row], version: StoredVersion) -> Iterator[str]:
+def _manifest_problems(
+    manifest: Manifest, rows: list[Row], version: StoredVersion
+) -> Iterator[str]:
     places = Counter((r["task_id"], r["sample_idx"], r["trajectory_idx"]) for r in rows)
     for place, times in places.items():
         if times > 1:

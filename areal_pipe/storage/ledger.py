@@ -19,7 +19,9 @@ from areal_pipe.storage.rows import Row, table_of
 T = TypeVar("T")
 
 
-def read_ledger(store: ObjectStore, keys: VersionKeys, shard: int) -> Iterator[tuple[str, list[Row]]]:
+def read_ledger(
+    store: ObjectStore, keys: VersionKeys, shard: int
+) -> Iterator[tuple[str, list[Row]]]:
     """(key, rows) of every ledger object of a shard, in the order of their names."""
     for key in store.list(keys.ledger(shard)):
         data = store.get(key)

@@ -103,7 +103,9 @@ def open_store(url: str, options: Mapping[str, Any] | None = None) -> ObjectStor
     try:
         fs, root = url_to_fs(url, **(options or {}))
     except (ValueError, ImportError) as error:
-        raise ConfigError(f"fileroot must be a path or an fsspec URL, got {url!r}: {error}") from error
+        raise ConfigError(
+            f"fileroot must be a path or an fsspec URL, got {url!r}: {error}"
+        ) from error
     protocols = (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)
     if "file" in protocols:
         return LocalStore(Path(root))
@@ -318,7 +320,9 @@ class S3Store(FsspecStore):
     def _check_bucket(self) -> None:
         bucket = self._root.partition("/")[0]
         if not self._fs.exists(bucket):
-            raise StorageError(f"the bucket {bucket!r} does not exist; create it, or mend the fileroot")
+            raise StorageError(
+                f"the bucket {bucket!r} does not exist; create it, or mend the fileroot"
+            )
 
 
 class _PreconditionFailed(StorageError):

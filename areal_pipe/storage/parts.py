@@ -101,9 +101,7 @@ def _values(column: pa.Array) -> list[Any]:
     flat = column.values.to_numpy(zero_copy_only=False)
     offsets = column.offsets.to_numpy()
     valid = column.is_valid().to_pylist()
-    return [
-        flat[offsets[i] : offsets[i + 1]] if ok else None for i, ok in enumerate(valid)
-    ]
+    return [flat[offsets[i] : offsets[i + 1]] if ok else None for i, ok in enumerate(valid)]
 
 
 def to_ipc(table: pa.Table) -> bytes:

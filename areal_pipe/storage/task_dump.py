@@ -69,7 +69,9 @@ class TaskDump:
             return "tokenizer not configured"
         trajectories = [t for e in episodes for t in e.trajectories]
         if any(t.reward is None or t.loss_mask is None for t in trajectories):
-            return "missing required tensor fields: input_ids, rewards, attention_mask, or loss_mask"
+            return (
+                "missing required tensor fields: input_ids, rewards, attention_mask, or loss_mask"
+            )
         return None
 
 

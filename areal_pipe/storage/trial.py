@@ -49,7 +49,6 @@ class StoredVersion:
             yield from iterate_rows(open_part(file, where=self.store.where(part.key)), columns)
 
 
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StoredTrial:
     """All versions of one trial."""

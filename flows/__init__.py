@@ -1,0 +1,1 @@
+"""Prefect flows: a campaign, and the rollout of one of its shards."""

@@ -1,0 +1,33 @@
+"""A campaign: all shards that are not whole yet, a few at a time."""
+
+import asyncio
+
+from prefect import flow
+from prefect.states import Completed, Failed, State
+
+from areal_pipe.campaign.config import CampaignConfig
+from areal_pipe.campaign.registry import campaign_of
+from areal_pipe.campaign.run import count_missing
+from flows.rollout import rollout
+
+
+@flow(
+    name="campaign",
+    flow_run_name="{config.experiment_name}/{config.trial_name}",
+    persist_result=False,
+)
+async def campaign(config: CampaignConfig) -> State:
+    """Roll out a campaign; run again, it runs only what is missing.
+
+    Args:
+        config: the campaign.
+    """
+    missing = await count_missing(campaign_of(config))
+    async with asyncio.TaskGroup() as shards:
+        runs = [shards.create_task(rollout(config, shard, return_state=True)) for shard in missing]
+    states = [run.result() for run in runs]
+    failed = [state for state in states if not state.is_completed()]
+    if failed:
+        reasons = "; ".join(state.message or state.name for state in failed)
+        return Failed(message=f"{len(failed)} of {len(states)} shards are not whole: {reasons}")
+    return Completed(message=f"{len(states)} shards committed")

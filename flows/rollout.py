@@ -1,0 +1,69 @@
+"""Roll out one shard: run what is missing of it, close its groups, commit."""
+
+from prefect import flow
+from prefect.states import Completed, Failed, State
+
+from areal_pipe.campaign.config import CampaignConfig
+from areal_pipe.campaign.registry import campaign_of
+from areal_pipe.campaign.shard import ShardRun
+from areal_pipe.campaign.summary import describe_failures
+from areal_pipe.episode import EpisodeRun, GroupRun
+from tasks import episodes
+from tasks.shards import commit, list_failures
+
+
+@flow(name="rollout", flow_run_name="shard {shard}", persist_result=False)
+async def rollout(config: CampaignConfig, shard: int) -> State:
+    """Roll out one shard of a campaign; run again, it runs only what is missing.
+
+    Args:
+        config: the campaign.
+        shard: number of the shard in the campaign's plan.
+    """
+    campaign = campaign_of(config)
+    async with campaign.shard_slots:
+        run = await ShardRun.open(campaign, shard)
+        async with run.group_tasks() as groups:
+            for group in run.groups():
+                groups.create_task(roll_out_group(run, group))
+        manifest = await commit(run)
+        if manifest.failures:
+            await list_failures(run, manifest.failures)
+            return Failed(message=describe_failures(manifest.failures, run.num_episodes))
+    return Completed(message=f"{run.num_episodes} episodes committed")
+
+
+async def roll_out_group(run: ShardRun, group: GroupRun) -> None:
+    """One prompt's missing episodes, in as many task runs as the campaign wants to see."""
+    async with run.campaign.group_slots:
+        if run.campaign.config.orchestration.granularity == "group":
+            await episodes.roll_out_group(run, group)
+            return
+        if failed := await group.tokenized(tokenize(run, group)):
+            await run.record_all(failed)
+            return
+        async with run.group_tasks() as members:
+            for member in group.members():
+                members.create_task(roll_out_member(run, member))
+
+
+async def tokenize(run: ShardRun, group: GroupRun) -> None:
+    """A task run where stages are shown; nobody wants to see it otherwise."""
+    if run.campaign.config.orchestration.granularity == "stage":
+        await episodes.tokenize(group)
+    else:
+        await group.tokenize()
+
+
+async def roll_out_member(run: ShardRun, member: EpisodeRun) -> None:
+    """One episode, recorded whatever its outcome."""
+    staged = run.campaign.config.orchestration.granularity == "stage" and member.is_staged
+    body = stage_by_stage(member) if staged else episodes.episode(member)
+    await run.record(await member.settle(body))
+
+
+async def stage_by_stage(member: EpisodeRun) -> None:
+    while not member.draft.finished:
+        await episodes.generate(member)
+        await episodes.reward(member)
+    await episodes.pack(member)

@@ -1,0 +1,1 @@
+"""What runs around the pipeline: the local Prefect server, the demo model's training."""

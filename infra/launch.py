@@ -1,0 +1,79 @@
+"""Running a campaign's flows from the command line, with a Prefect server that is there or made."""
+
+import asyncio
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+
+from areal_pipe.campaign import registry
+from areal_pipe.campaign.runtime import Campaign
+from infra.prefect_server import PrefectServer, managed_server
+
+console = Console()
+
+SEND_SECONDS = 20.0
+"""Limit on handing the last events and log lines to the server."""
+
+# The console belongs to the progress bar; the server still gets the log lines.
+os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
+
+
+def run_with_prefect(campaign: Campaign, shards: list[int]) -> None:
+    """Run the campaign flow in this process.
+
+    Uses the server that PREFECT_API_URL or the active Prefect profile names; else starts a local one
+    and stops it when everything has been recorded.
+    """
+    with _server() as server:
+        _run_flow(campaign, server)
+
+
+@contextmanager
+def _server() -> Iterator[PrefectServer | None]:
+    """The server we started; None if there is one already."""
+    from prefect.settings import PREFECT_API_URL, get_current_settings, temporary_settings
+
+    if url := get_current_settings().api.url:
+        console.print(f"Prefect: {url.removesuffix('/api')}")
+        yield None
+        return
+    console.print("Starting a local Prefect server ...")
+    with managed_server() as server, temporary_settings({PREFECT_API_URL: server.api_url}):
+        console.print(f"Prefect: {server.url} (until this run ends)")
+        yield server
+
+
+def _run_flow(campaign: Campaign, server: PrefectServer | None) -> None:
+    from prefect import tags
+
+    from flows.campaign import campaign as campaign_flow
+    from tasks.policies import task_runs_started
+
+    before = task_runs_started()
+    run_tag = f"run:{uuid.uuid4().hex[:12]}"
+    config = campaign.config
+    described = (config.experiment_name, config.trial_name, f"version:{config.rollout.version}")
+    registry.register(campaign)
+    try:
+        with tags(*described, run_tag):
+            asyncio.run(campaign_flow(config.without_secrets(), return_state=True))
+    finally:
+        registry.forget(campaign)
+        _send_everything()
+    if server is not None:
+        started = task_runs_started() - before
+        recorded = server.drain(run_tag, started)
+        lost = f" of {started}; the others are in the store all the same" if recorded < started else ""
+        console.print(f"Prefect recorded {recorded} task runs{lost}.")
+
+
+def _send_everything() -> None:
+    """Hand queued events and log lines to the server now: at exit it may be gone."""
+    from prefect.events.worker import EventsWorker
+    from prefect.logging.handlers import APILogWorker
+
+    for worker in (EventsWorker, APILogWorker):
+        worker.drain_all(timeout=SEND_SECONDS, at_exit=True)

@@ -1,0 +1,186 @@
+"""A Prefect server of our own, as a child process: started when needed, stopped when done.
+
+Not Prefect's ephemeral server: that one has no UI and drops task runs at exit. The database stays in
+the state folder, so that runs can be looked at later. The settings below were measured: untuned, the
+recorder keeps up with about 15 task runs per second, tuned with about 200.
+"""
+
+import contextlib
+import ctypes
+import fcntl
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from areal_pipe.errors import ArealPipeError
+
+START_SECONDS = 90.0
+STOP_SECONDS = 10.0
+DRAIN_SECONDS = 60.0
+_PR_SET_PDEATHSIG = 1
+
+TUNED = {
+    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "200",
+    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_READ_BATCH_SIZE": "200",
+    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "1",
+    "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_BATCH_SIZE": "200",
+    "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_READ_BATCH_SIZE": "200",
+    "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_FLUSH_INTERVAL": "1",
+    "PREFECT_SERVER_SERVICES_LATE_RUNS_ENABLED": "false",
+    "PREFECT_SERVER_DATABASE_TIMEOUT": "60",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "DO_NOT_TRACK": "1",
+}
+
+
+class ServerError(ArealPipeError):
+    """The Prefect server did not start, or died."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefectServer:
+    """A running server."""
+
+    url: str
+    """Address of the UI; the API is below it."""
+
+    @property
+    def api_url(self) -> str:
+        return f"{self.url}/api"
+
+    def count_task_runs(self, tag: str, *, ended: bool = False) -> int:
+        """Task runs with a tag that the server has recorded."""
+        runs: dict[str, Any] = {"tags": {"all_": [tag]}}
+        if ended:
+            runs["state"] = {"type": {"any_": ["COMPLETED", "FAILED", "CRASHED", "CANCELLED"]}}
+        request = urllib.request.Request(
+            f"{self.api_url}/task_runs/count",
+            data=json.dumps({"task_runs": runs}).encode(),
+            headers={"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=30) as response:
+            return int(response.read())
+
+    def drain(self, tag: str, expected: int) -> int:
+        """Wait until the recorder has stored `expected` ended task runs; returns how many it has."""
+        deadline = time.monotonic() + DRAIN_SECONDS
+        while True:
+            recorded = self.count_task_runs(tag, ended=True)
+            if recorded >= expected or time.monotonic() > deadline:
+                return recorded
+            time.sleep(0.5)
+
+
+@contextlib.contextmanager
+def managed_server(state_folder: Path | None = None) -> Iterator[PrefectServer]:
+    """A server on a free port of this machine, stopped at the end.
+
+    Args:
+        state_folder: database and log; by default `~/.local/state/areal-pipe/prefect`. A folder that
+            another server is using is left to it: this one then gets a temporary one.
+    """
+    with _own_folder(state_folder or default_state_folder()) as folder:
+        process, port = _start(folder)
+        try:
+            server = PrefectServer(f"http://127.0.0.1:{port}")
+            _wait_until_healthy(server, process, folder)
+            yield server
+        finally:
+            _stop(process)
+
+
+def default_state_folder() -> Path:
+    """Where state belongs by the XDG base directory specification."""
+    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(base) / "areal-pipe" / "prefect"
+
+
+@contextlib.contextmanager
+def _own_folder(folder: Path) -> Iterator[Path]:
+    """The folder, locked; or a temporary one, if another process holds the lock."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            with tempfile.TemporaryDirectory(prefix="areal-pipe-prefect-") as temporary:
+                yield Path(temporary)
+            return
+        yield folder
+
+
+def _start(folder: Path) -> tuple[subprocess.Popen[bytes], int]:
+    port = _free_port()
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
+    environment |= TUNED | {"PREFECT_HOME": str(folder)}
+    with (folder / "server.log").open("wb") as log:
+        process = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "prefect",
+                "server",
+                "start",
+                "--host",
+                "127.0.0.1",
+                "--port",
+                str(port),
+            ],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=_die_with_parent,
+        )
+    return process, port
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _wait_until_healthy(
+    server: PrefectServer, process: subprocess.Popen[bytes], folder: Path
+) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while not _is_healthy(server):
+        if process.poll() is not None or time.monotonic() > deadline:
+            why = "exited" if process.poll() is not None else f"is not up after {START_SECONDS:g} s"
+            tail = (folder / "server.log").read_text(errors="replace")[-2000:]
+            raise ServerError(f"the local Prefect server {why}; the end of its log:\n{tail}")
+        time.sleep(0.2)
+
+
+def _is_healthy(server: PrefectServer) -> bool:
+    try:
+        with urllib.request.urlopen(f"{server.api_url}/health", timeout=5) as response:
+            return response.status == 200
+    except (urllib.error.URLError, ConnectionError, TimeoutError):
+        return False
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """SIGTERM, then SIGKILL to the whole process group."""
+    for sign in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, sign)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(STOP_SECONDS)

@@ -1,0 +1,1 @@
+"""Prefect tasks: thin wrappers around the library, with their policies decided in one place."""

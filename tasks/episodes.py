@@ -1,0 +1,41 @@
+"""The stages of an episode, and episodes and groups as a whole, as task runs."""
+
+from prefect.logging import get_run_logger
+
+from areal_pipe.campaign.shard import ShardRun
+from areal_pipe.episode import EpisodeRun, GroupRun
+from tasks.policies import pipeline_task
+
+
+@pipeline_task("tokenize {group.task_id}")
+async def tokenize(group: GroupRun) -> None:
+    await group.tokenize()
+
+
+@pipeline_task("generate {member.label}")
+async def generate(member: EpisodeRun) -> None:
+    await member.generate()
+    draft = member.draft
+    get_run_logger().info("%d tokens, %s", len(draft.completion_ids), draft.stop_reason)
+
+
+@pipeline_task("reward {member.label}")
+async def reward(member: EpisodeRun) -> None:
+    await member.reward()
+    get_run_logger().info("reward %s", member.draft.reward)
+
+
+@pipeline_task("pack {member.label}")
+async def pack(member: EpisodeRun) -> None:
+    await member.pack()
+
+
+@pipeline_task("episode {member.label}")
+async def episode(member: EpisodeRun) -> None:
+    await member.stages()
+
+
+@pipeline_task("group {group.task_id}")
+async def roll_out_group(run: ShardRun, group: GroupRun) -> None:
+    await run.record_group(group)
+    get_run_logger().info("%d episodes", len(group.samples))
