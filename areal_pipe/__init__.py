@@ -54,7 +54,10 @@ _HOMES = {
     "resolve_workflow": "resolution",
 }
 
-__all__ = [*_HOMES, "workflow_context"]  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = [  # noqa: PLE0604 - names, lazily imported
+    *_HOMES,  # pyright: ignore[reportUnsupportedDunderAll]
+    "workflow_context",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Generation across interruptions: output so far is kept, the budget shrinks, segments are stitched.
+"""Generation across interruptions: output is kept, the budget shrinks, segments are stitched.
 
 An engine that updates its weights aborts what it is generating. The request is then sent again as
 prompt plus partial output, and every token keeps the weight version at which it was requested.

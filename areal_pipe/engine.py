@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
-
 logger = logging.getLogger(__name__)
 
 STOP_REASONS = ("stop", "length", "tool_calls", "abort")

@@ -215,7 +215,8 @@ class EpisodeRun:
         assert packed is not None
         rejected = packed.result is None
         return Episode(
-            **self._identity(),
+            task_id=self.context.task_id or 0,
+            sample_idx=self.context.sample_idx or 0,
             status=Status.REJECTED if rejected else Status.ACCEPTED,
             reason="the workflow returned None" if rejected else "",
             trajectories=packed.trajectories,
@@ -226,10 +227,13 @@ class EpisodeRun:
 
     def _failed(self, error: Exception) -> Episode:
         failure = _failure_of(error, stage=self._stage, attempts=self._attempts)
-        return Episode(**self._identity(), status=Status.FAILED, failure=failure, exception=error)
-
-    def _identity(self) -> dict[str, int]:
-        return {"task_id": self.context.task_id or 0, "sample_idx": self.context.sample_idx or 0}
+        return Episode(
+            task_id=self.context.task_id or 0,
+            sample_idx=self.context.sample_idx or 0,
+            status=Status.FAILED,
+            failure=failure,
+            exception=error,
+        )
 
 
 class GroupRun:

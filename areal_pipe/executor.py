@@ -1,8 +1,8 @@
 """Rollouts in the background: a thread with an asyncio loop, bounded by concurrency and staleness.
 
-`submit` queues a prompt, the loop starts it when the staleness rule allows, `wait` hands out results
-in the order of submission. A failed prompt is `failed`, with its exceptions in its outcome; it never
-stops the loop, and a new weight version wakes it.
+`submit` queues a prompt, the loop starts it when the staleness rule allows, `wait` hands out
+results in the order of submission. A failed prompt is `failed`, with its exceptions in its outcome;
+it never stops the loop, and a new weight version wakes it.
 """
 
 import asyncio
@@ -104,7 +104,7 @@ class WorkflowExecutor:
         self._thread = threading.Thread(target=self._loop.run_forever, name="rollouts", daemon=True)
         self._thread.start()
 
-    # -- submitting ------------------------------------------------------------------------------
+    # -- submitting --
 
     def submit(
         self,
@@ -161,7 +161,7 @@ class WorkflowExecutor:
             self._paused = False
         self.wake()
 
-    # -- running (in the loop's thread) -------------------------------------------------------------
+    # -- running (in the loop's thread) --
 
     def _start_what_may_run(self) -> None:
         while (task := self._next_task()) is not None:
@@ -262,7 +262,7 @@ class WorkflowExecutor:
         expected = self._expected_keys.setdefault(type(inner), set(result))
         packing.check_trajectory_format(result, expected_keys=expected)
 
-    # -- collecting --------------------------------------------------------------------------------
+    # -- collecting --
 
     def wait(
         self, count: int, timeout: float | None = None, raise_timeout: bool = True
@@ -326,8 +326,8 @@ class WorkflowExecutor:
         """One batch of accepted outcomes, drawing prompts as long as needed.
 
         Args:
-            dataloader: yields rows or lists of rows, is iterated again at its end, and goes on where
-                the last call stopped. Its `batch_size` is the number of results.
+            dataloader: yields rows or lists of rows, is iterated again at its end, and goes on
+                where the last call stopped. Its `batch_size` is the number of results.
             submit: submits one row.
             dynamic_bs: stop after `batch_size` outcomes of any kind.
 
@@ -367,7 +367,7 @@ class WorkflowExecutor:
             return MAX_FRUITLESS
         return max(1, len(dataloader) * size)
 
-    # -- ending ------------------------------------------------------------------------------------
+    # -- ending --
 
     def stats(self) -> RolloutStat:
         return self.staleness.get_stats()

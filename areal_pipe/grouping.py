@@ -196,7 +196,7 @@ def merge_results(results: Sequence[Any]) -> Any:
     if any(interactions):
         raise WorkflowError(
             "all members of a group must return one kind of result, "
-            f"got interactions from {sum(interactions)} and tensors from {interactions.count(False)}"
+            f"got interactions from {sum(interactions)} of {len(interactions)} members"
         )
     return packing.concat_padded_tensors(list(results))
 

@@ -61,7 +61,7 @@ class InteractionWithTokenLogpReward:
 
     def to_tensor_dict(self) -> "dict[str, Tensor]":
         """The same columns as a batch of one; `rewards` is missing when nobody scored the call."""
-        from areal_pipe.packing import tensor_dict_of  # torch only where tensors are asked for
+        from areal_pipe.tensors import tensor_dict_of  # torch only where tensors are asked for
 
         return tensor_dict_of(self.to_trajectory())
 

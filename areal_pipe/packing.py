@@ -16,15 +16,12 @@ from torch import Tensor
 
 from areal_pipe.errors import TrajectoryError
 from areal_pipe.interaction import InteractionWithTokenLogpReward
+from areal_pipe.tensors import TOKEN_COLUMNS, TensorDict
 from areal_pipe.trajectory import Trajectory
 
 logger = logging.getLogger(__name__)
 
-TensorDict = dict[str, Any]
-"""Keys to tensors whose first dimension is the batch, and lists with one entry per row."""
-
 REQUIRED_KEYS = frozenset({"input_ids", "attention_mask"})
-TOKEN_COLUMNS = {"loss_mask": np.int32, "logprobs": np.float32, "versions": np.int32}
 _INT_DTYPES = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.bool)
 
 
@@ -287,20 +284,3 @@ def _extra(key: str, value: Any, row: int, shape: tuple[int, int], length: int) 
         return np.array(cut.detach().float() if cut.dtype == torch.bfloat16 else cut.detach())
     rows = cast(list[Any], value) if isinstance(value, list) else None
     return rows[row] if rows is not None and len(rows) == batch else value
-
-
-def tensor_dict_of(t: Trajectory) -> TensorDict:
-    """A trajectory as a batch of one: the inverse of `trajectories_of`, in the contract's dtypes."""
-    data: TensorDict = {"input_ids": torch.from_numpy(t.input_ids.copy())[None]}
-    for name in TOKEN_COLUMNS:
-        column = getattr(t, name)
-        if column is not None:
-            data[name] = torch.from_numpy(column.copy())[None]
-    for key, value in t.extras.items():
-        data[key] = (
-            torch.from_numpy(np.array(value))[None] if isinstance(value, np.ndarray) else [value]
-        )
-    data["attention_mask"] = torch.ones_like(data["input_ids"], dtype=torch.bool)
-    if t.reward is not None:
-        data["rewards"] = torch.tensor([t.reward], dtype=torch.float32)
-    return data

@@ -13,7 +13,7 @@ from areal_pipe.workflow import RolloutWorkflow
 logger = logging.getLogger(__name__)
 
 
-def import_from_string(path: str | None) -> Any:
+def import_from_string(path: Any) -> Any:
     """The object at a dotted path `module.path.Name`.
 
     Raises:
@@ -146,14 +146,14 @@ def _warn_ignored(given: Any, workflow_kwargs: Mapping[str, Any] | None) -> None
         logger.warning("workflow_kwargs is ignored when workflow %s", how)
 
 
-def resolve_should_accept_fn(fn: ShouldAcceptFn | str | None) -> ShouldAcceptFn | None:
+def resolve_should_accept_fn(fn: Any) -> ShouldAcceptFn | None:
     """A filter on results: a callable, the import string of one, or None.
 
     Raises:
         TypeError: anything else.
     """
     if fn is None or callable(fn):
-        return fn
+        return cast(ShouldAcceptFn | None, fn)
     if not isinstance(fn, str):
         raise TypeError(
             f"Invalid should_accept_fn type: {type(fn)}. Expected callable or string module path."

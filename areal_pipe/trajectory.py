@@ -1,7 +1,7 @@
 """What an episode leaves behind: outcomes, and trajectories as aligned token columns.
 
-A `Trajectory` is one unpadded row of the tensor contract, in numpy, so that storage and readers need
-no torch. `packing` converts between it and the padded tensor dicts that workflows return.
+A `Trajectory` is one unpadded row of the tensor contract, in numpy, so that storage and readers
+need no torch. `packing` converts between it and the padded tensor dicts that workflows return.
 """
 
 from collections.abc import Mapping, Sequence

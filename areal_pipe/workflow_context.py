@@ -4,7 +4,7 @@ A context variable is copied into every asyncio task and every `asyncio.to_threa
 empty in a new thread: concurrent members of a group never see each other's context.
 """
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ def stat_scope() -> str:
 
 
 @contextmanager
-def within(context: WorkflowContext) -> Iterator[None]:
+def within(context: WorkflowContext) -> Generator[None]:
     """Make `context` current inside a `with` block."""
     token = _current.set(context)
     try:

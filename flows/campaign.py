@@ -1,9 +1,11 @@
 """A campaign: all shards that are not whole yet, a few at a time."""
 
 import asyncio
+from typing import Any
 
 from prefect import flow
-from prefect.states import Completed, Failed, State
+from prefect.client.schemas.objects import State
+from prefect.states import Completed, Failed
 
 from areal_pipe.campaign.config import CampaignConfig
 from areal_pipe.campaign.registry import campaign_of
@@ -16,7 +18,7 @@ from flows.rollout import rollout
     flow_run_name="{config.experiment_name}/{config.trial_name}",
     persist_result=False,
 )
-async def campaign(config: CampaignConfig) -> State:
+async def campaign(config: CampaignConfig) -> State[Any]:
     """Roll out a campaign; run again, it runs only what is missing.
 
     Args:
@@ -24,10 +26,16 @@ async def campaign(config: CampaignConfig) -> State:
     """
     missing = await count_missing(campaign_of(config))
     async with asyncio.TaskGroup() as shards:
-        runs = [shards.create_task(rollout(config, shard, return_state=True)) for shard in missing]
+        runs = [shards.create_task(final_state(config, shard)) for shard in missing]
     states = [run.result() for run in runs]
     failed = [state for state in states if not state.is_completed()]
     if failed:
         reasons = "; ".join(state.message or state.name for state in failed)
         return Failed(message=f"{len(failed)} of {len(states)} shards are not whole: {reasons}")
     return Completed(message=f"{len(states)} shards committed")
+
+
+async def final_state(config: CampaignConfig, shard: int) -> State[Any]:
+    """Run a shard's rollout; its failure is a state here, not an exception."""
+    run: Any = rollout(config, shard, return_state=True)
+    return await run

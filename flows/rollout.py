@@ -1,7 +1,10 @@
 """Roll out one shard: run what is missing of it, close its groups, commit."""
 
+from typing import Any
+
 from prefect import flow
-from prefect.states import Completed, Failed, State
+from prefect.client.schemas.objects import State
+from prefect.states import Completed, Failed
 
 from areal_pipe.campaign.config import CampaignConfig
 from areal_pipe.campaign.registry import campaign_of
@@ -13,7 +16,7 @@ from tasks.shards import commit, list_failures
 
 
 @flow(name="rollout", flow_run_name="shard {shard}", persist_result=False)
-async def rollout(config: CampaignConfig, shard: int) -> State:
+async def rollout(config: CampaignConfig, shard: int) -> State[Any]:
     """Roll out one shard of a campaign; run again, it runs only what is missing.
 
     Args:

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -24,15 +24,15 @@ os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
 def run_with_prefect(campaign: Campaign, shards: list[int]) -> None:
     """Run the campaign flow in this process.
 
-    Uses the server that PREFECT_API_URL or the active Prefect profile names; else starts a local one
-    and stops it when everything has been recorded.
+    Uses the server that PREFECT_API_URL or the active Prefect profile names; else starts a local
+    one and stops it when everything has been recorded.
     """
     with _server() as server:
         _run_flow(campaign, server)
 
 
 @contextmanager
-def _server() -> Iterator[PrefectServer | None]:
+def _server() -> Generator[PrefectServer | None]:
     """The server we started; None if there is one already."""
     from prefect.settings import PREFECT_API_URL, get_current_settings, temporary_settings
 
@@ -66,7 +66,7 @@ def _run_flow(campaign: Campaign, server: PrefectServer | None) -> None:
     if server is not None:
         started = task_runs_started() - before
         recorded = server.drain(run_tag, started)
-        lost = f" of {started}; the others are in the store all the same" if recorded < started else ""
+        lost = f" of {started}; the store has them all" if recorded < started else ""
         console.print(f"Prefect recorded {recorded} task runs{lost}.")
 
 

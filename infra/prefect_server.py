@@ -1,8 +1,8 @@
 """A Prefect server of our own, as a child process: started when needed, stopped when done.
 
-Not Prefect's ephemeral server: that one has no UI and drops task runs at exit. The database stays in
-the state folder, so that runs can be looked at later. The settings below were measured: untuned, the
-recorder keeps up with about 15 task runs per second, tuned with about 200.
+Not Prefect's ephemeral server: that one has no UI and drops task runs at exit. The database stays
+in the state folder, so that runs can be looked at later. The settings below were measured: untuned,
+the recorder keeps up with about 15 task runs per second, tuned with about 200.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,7 +73,7 @@ class PrefectServer:
             return int(response.read())
 
     def drain(self, tag: str, expected: int) -> int:
-        """Wait until the recorder has stored `expected` ended task runs; returns how many it has."""
+        """Wait until `expected` ended task runs are recorded; returns how many are."""
         deadline = time.monotonic() + DRAIN_SECONDS
         while True:
             recorded = self.count_task_runs(tag, ended=True)
@@ -83,12 +83,12 @@ class PrefectServer:
 
 
 @contextlib.contextmanager
-def managed_server(state_folder: Path | None = None) -> Iterator[PrefectServer]:
+def managed_server(state_folder: Path | None = None) -> Generator[PrefectServer]:
     """A server on a free port of this machine, stopped at the end.
 
     Args:
-        state_folder: database and log; by default `~/.local/state/areal-pipe/prefect`. A folder that
-            another server is using is left to it: this one then gets a temporary one.
+        state_folder: database and log; by default `~/.local/state/areal-pipe/prefect`. A folder
+            that another server is using is left to it: this one then gets a temporary one.
     """
     with _own_folder(state_folder or default_state_folder()) as folder:
         process, port = _start(folder)
@@ -107,7 +107,7 @@ def default_state_folder() -> Path:
 
 
 @contextlib.contextmanager
-def _own_folder(folder: Path) -> Iterator[Path]:
+def _own_folder(folder: Path) -> Generator[Path]:
     """The folder, locked; or a temporary one, if another process holds the lock."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
@@ -142,7 +142,7 @@ def _start(folder: Path) -> tuple[subprocess.Popen[bytes], int]:
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=_die_with_parent,
+            preexec_fn=_die_with_parent,  # noqa: PLW1509 - one C call, no locks
         )
     return process, port
 

@@ -1,4 +1,4 @@
-"""The campaign file: AReaL's sections and names, validated, with overrides from the command line."""
+"""The campaign file: AReaL's sections and names, validated, with command-line overrides."""
 
 import re
 from pathlib import Path
@@ -92,7 +92,7 @@ class WorkflowConfig(Section):
     path: str = Field("areal_pipe.workflows.rlvr.RLVRWorkflow", description="Import string")
     kwargs: dict[str, Any] = Field(
         default_factory=dict[str, Any],
-        description="Constructor arguments; gconfig and tokenizer are filled in where it takes them",
+        description="Constructor arguments; gconfig and tokenizer are filled in if it takes them",
     )
 
 
@@ -184,10 +184,10 @@ class CampaignConfig(Section):
     cluster: ClusterConfig
     dataset: DatasetConfig
     engine: EngineConfig
-    workflow: WorkflowConfig = Field(default_factory=WorkflowConfig)
-    gconfig: GconfigConfig = Field(default_factory=GconfigConfig)
-    rollout: RolloutConfig = Field(default_factory=RolloutConfig)
-    orchestration: OrchestrationConfig = Field(default_factory=OrchestrationConfig)
+    workflow: WorkflowConfig = WorkflowConfig.model_validate({})
+    gconfig: GconfigConfig = GconfigConfig.model_validate({})
+    rollout: RolloutConfig = RolloutConfig.model_validate({})
+    orchestration: OrchestrationConfig = OrchestrationConfig.model_validate({})
 
     @model_validator(mode="before")
     @classmethod

@@ -115,12 +115,9 @@ class Campaign:
         """
         section = self.config.workflow
         try:
-            resolved = resolve_workflow(section.path, self._workflow_kwargs())
-        except (ValueError, TypeError, ImportError) as error:
+            return resolve_workflow(section.path, self._workflow_kwargs())
+        except (ValueError, TypeError, ImportError, AttributeError) as error:
             raise WorkflowError(f"workflow {section.path!r}: {error}") from error
-        if not isinstance(resolved, RolloutWorkflow):
-            raise WorkflowError(f"workflow {section.path!r} must be a RolloutWorkflow")
-        return resolved
 
     def _workflow_kwargs(self) -> dict[str, Any]:
         kwargs = dict(self.config.workflow.kwargs)

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import hashlib
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, Iterable
 from dataclasses import dataclass, field
 
 from areal_pipe.campaign.runtime import Campaign
@@ -122,7 +122,7 @@ class ShardRun:
         await self.record(await member.run())
 
     @contextlib.asynccontextmanager
-    async def group_tasks(self) -> AsyncIterator[asyncio.TaskGroup]:
+    async def group_tasks(self) -> AsyncGenerator[asyncio.TaskGroup]:
         """A task group for the shard's groups; if it is interrupted, writes under way end first."""
         try:
             async with asyncio.TaskGroup() as groups:
@@ -156,7 +156,7 @@ class ShardRun:
         rows = self._state.rows.get(place)
         return rows is not None and rows[0]["status"] != Status.FAILED
 
-    # -- committing (in the store's thread) --------------------------------------------------------
+    # -- committing (in the store's thread) --
 
     def _commit(self) -> _State:
         verdicts = self._verdicts()

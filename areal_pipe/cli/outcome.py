@@ -2,7 +2,7 @@
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 
 from rich.console import Console
 
@@ -20,7 +20,7 @@ errors_console = Console(stderr=True)
 
 
 @contextlib.contextmanager
-def report_errors() -> Iterator[None]:
+def report_errors() -> Generator[None]:
     """Turn our own errors into a message and an exit code; others are bugs and keep a traceback."""
     try:
         yield

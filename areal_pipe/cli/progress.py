@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -48,7 +48,7 @@ class RunMeter:
 @contextmanager
 def progress_bar(
     console: Console, campaign: Campaign, episodes: int, meter: RunMeter
-) -> Iterator[None]:
+) -> Generator[None]:
     """Show outcomes as they are recorded, and let `meter` count them."""
     columns = (
         SpinnerColumn(),

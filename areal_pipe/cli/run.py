@@ -3,7 +3,7 @@
 import asyncio
 import importlib
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -63,7 +63,7 @@ def _finish(campaign: Campaign, meter: RunMeter | None = None) -> int:
 
 
 def _run_in_library(campaign: Campaign, shards: list[int]) -> None:
-    """Run in the background loop of the engine's executor; Ctrl-C cancels and keeps what is done."""
+    """Run in the loop of the engine's executor; Ctrl-C cancels and keeps what is done."""
     running = campaign.engine.executor.run(run_campaign(campaign, shards))
     with _sigterm_as_interrupt():
         try:
@@ -78,13 +78,13 @@ def _launcher() -> Callable[[Campaign, list[int]], None]:
         return importlib.import_module(LAUNCHER).run_with_prefect
     except ImportError as error:
         raise ConfigError(
-            f"running with Prefect needs the checkout (pip install -e '.[all]') and prefect: {error}; "
+            f"running with Prefect needs the checkout (pip install -e '.[all]'): {error}; "
             "or pass --no-prefect"
         ) from error
 
 
 @contextmanager
-def _sigterm_as_interrupt() -> Iterator[None]:
+def _sigterm_as_interrupt() -> Generator[None]:
     """Let SIGTERM end a run the way Ctrl-C does."""
 
     def interrupt(signum: int, frame: object) -> None:

@@ -1,6 +1,7 @@
 """Reading prompts, and finding every bad row before the first episode starts."""
 
 import csv
+import importlib
 import io
 import json
 import math
@@ -9,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
+from fsspec.core import url_to_fs
 
 from areal_pipe.datasets.config import DatasetConfig
 from areal_pipe.errors import DatasetError
@@ -91,8 +92,8 @@ def _format_of(path: str) -> str:
 def _read(path: str, storage_options: Mapping[str, Any]) -> bytes:
     options = storage_options if path.startswith("s3://") else {}
     try:
-        with fsspec.open(path, "rb", **options) as file:
-            return cast(bytes, file.read())
+        fs, name = url_to_fs(path, **options)
+        return cast(bytes, fs.cat_file(name))
     except FileNotFoundError as error:
         raise DatasetError(f"the dataset {path!r} does not exist") from error
     except (OSError, ValueError, ImportError) as error:
@@ -159,7 +160,7 @@ def _parquet_rows(content: bytes, path: str) -> Iterator[tuple[str, dict[str, An
 
 def _hub_rows(config: DatasetConfig) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
-        import datasets  # pyright: ignore[reportMissingImports] - the [hf] extra
+        hub: Any = importlib.import_module("datasets")
     except ImportError as error:
         raise DatasetError(
             f"{config.path!r} has no ending of a data file ({', '.join(FORMATS[:-1])}), so it is "
@@ -167,7 +168,7 @@ def _hub_rows(config: DatasetConfig) -> Iterator[tuple[str, dict[str, Any]]]:
             "pip install 'areal-pipe[hf]'"
         ) from error
     try:
-        rows = datasets.load_dataset(config.path, config.name, split=config.split)
+        rows = hub.load_dataset(config.path, config.name, split=config.split)
     # The hub client raises whatever its transport and the dataset's code raise.
     except Exception as error:
         raise DatasetError(f"the hub dataset {config.path!r} cannot be loaded: {error}") from error

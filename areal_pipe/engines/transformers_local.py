@@ -1,8 +1,8 @@
 """A transformers model in this process: the engine for laptops, CI and small models.
 
-Requests that arrive while a batch is being generated form the next one (dynamic batching). A request
-is answered as soon as its own row ends; rows that have ended cost nothing but the padding of the
-batch. Tokens come from `sampling`, so that every request has its own temperature, limits and seed.
+Requests that arrive while a batch is being generated form the next one (dynamic batching). Each is
+answered as soon as its own row ends; rows that have ended cost nothing but the padding of the batch.
+Tokens come from `sampling`, so that every request has its own temperature, limits and seed.
 """
 
 import asyncio
@@ -136,7 +136,7 @@ class TransformersEngine(RolloutEngine):
                 "max_new_tokens or max_tokens"
             )
 
-    # -- the generating thread -----------------------------------------------------------------------
+    # -- the generating thread --
 
     def _generate_forever(self) -> None:
         while True:
@@ -170,7 +170,7 @@ class TransformersEngine(RolloutEngine):
         try:
             self._generate(requests, futures)
         # The boundary of the thread: whatever breaks a batch is the answer to its requests.
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:
             logger.exception("generation of a batch of %d failed", len(batch))
             for future in futures:
                 if not future.done():

@@ -1,7 +1,7 @@
 """The process from which reward workers are forked: it has imported what most rewards need.
 
-Not multiprocessing's fork server: that one imports the caller's main script into every worker, which
-costs seconds for each replaced worker when the script imports torch.
+Not multiprocessing's fork server: that one imports the caller's main script into every worker,
+which costs seconds for each replaced worker when the script imports torch.
 
 The parent asks over a socket pair, handing over one end of the new worker's pipe, and gets the
 worker's pid. When the parent dies, the socket closes, the zygote ends, and its workers die with it.

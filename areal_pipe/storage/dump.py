@@ -1,8 +1,8 @@
 """The JSONL dump: one object per prompt, one line per trajectory, for people and their scripts.
 
-Fields are AReaL's (`task_id`, `sample_idx`, `seqlen`, `prompt_len`, `head_version`, `tail_version`,
-`version_rle`, `reward`, `prompt`, `completion`, `segments`), then ours: ids, mask, logprobs, status,
-reason, failure. Versions are those of generated tokens only.
+Fields are AReaL's (`task_id`, `sample_idx`, `seqlen`, `prompt_len`, `head_version`,
+`tail_version`, `version_rle`, `reward`, `prompt`, `completion`, `segments`), then ours: ids, mask,
+logprobs, status, reason, failure. Versions are those of generated tokens only.
 """
 
 import json

@@ -82,7 +82,7 @@ class VersionKeys:
 
 @dataclass(frozen=True, slots=True)
 class TrialKeys:
-    """Keys of one experiment and trial, relative to the fileroot; with an empty prefix, to the trial."""
+    """Keys of one trial, relative to the fileroot; with an empty prefix, to the trial itself."""
 
     prefix: str
 

@@ -16,7 +16,6 @@ from areal_pipe.errors import SchemaError, StorageError
 from areal_pipe.storage.rows import SCHEMA_MAJOR, SCHEMA_MINOR, Row
 from areal_pipe.trajectory import Status
 
-
 _M = TypeVar("_M", bound="_Stored")
 
 

@@ -12,12 +12,13 @@ import hashlib
 import os
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import fsspec
+from fsspec.asyn import sync
 from fsspec.core import url_to_fs
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
@@ -168,7 +169,7 @@ class LocalStore(ObjectStore):
         return self._root / key
 
     @contextlib.contextmanager
-    def _written(self, key: str, data: bytes) -> Iterator[Path]:
+    def _written(self, key: str, data: bytes) -> Generator[Path]:
         """The content on disk under a hidden name, removed at the end."""
         path = self._path(key)
         temporary = path.with_name(f".{path.name[:64]}.{uuid.uuid4().hex}")
@@ -184,7 +185,7 @@ class LocalStore(ObjectStore):
                 temporary.unlink(missing_ok=True)
 
     @contextlib.contextmanager
-    def _locked_folder(self, key: str) -> Iterator[None]:
+    def _locked_folder(self, key: str) -> Generator[None]:
         folder = self._path(key).parent
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder, os.O_RDONLY)
@@ -209,7 +210,7 @@ class FsspecStore(ObjectStore):
                 data = self._fs.cat_file(self._path(key))
             except FileNotFoundError:
                 return None
-            return Tagged(data, _digest(data))
+            return Tagged(cast(bytes, data), _digest(cast(bytes, data)))
 
         return self._attempt(key, read)
 
@@ -237,7 +238,7 @@ class FsspecStore(ObjectStore):
     def list(self, prefix: str) -> list[str]:
         def find() -> list[str]:
             self._fs.invalidate_cache()
-            return self._fs.find(self._path(prefix))
+            return cast(list[str], self._fs.find(self._path(prefix)))
 
         start = len(self._root) + 1
         return sorted(path[start:] for path in self._attempt(prefix, find))
@@ -309,13 +310,18 @@ class S3Store(FsspecStore):
     def _call(self, method: str, key: str, **kwargs: Any) -> Any:
         """One S3 call through s3fs's own session."""
         bucket, _, path = self._path(key).partition("/")
-        return fsspec.asyn.sync(self._fs.loop, self._acall, method, bucket, path, kwargs)
+        return sync(self._s3.loop, self._acall, method, bucket, path, kwargs)
 
     async def _acall(self, method: str, bucket: str, path: str, kwargs: dict[str, Any]) -> Any:
-        answer = await self._fs._call_s3(method, Bucket=bucket, Key=path, **kwargs)  # noqa: SLF001
+        answer = await self._s3._call_s3(method, Bucket=bucket, Key=path, **kwargs)
         if method == "put_object":
             return answer["ETag"]
         return Tagged(await answer["Body"].read(), answer["ETag"])
+
+    @property
+    def _s3(self) -> Any:
+        """The s3fs file system, whose types are not published."""
+        return self._fs
 
     def _check_bucket(self) -> None:
         bucket = self._root.partition("/")[0]
@@ -341,19 +347,20 @@ def _changed(where: str) -> ConcurrentWrite:
 
 
 @contextlib.contextmanager
-def _local_errors(where: str) -> Iterator[None]:
+def _local_errors(where: str) -> Generator[None]:
     try:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise StorageError(
-                f"no space left to write {where}; free some and run again, finished episodes are kept"
+                f"no space left to write {where}; free some and run again: "
+                "finished episodes are kept"
             ) from error
         raise StorageError(f"cannot access {where}: {error.strerror or error}") from error
 
 
 @contextlib.contextmanager
-def _remote_errors(where: str) -> Iterator[None]:
+def _remote_errors(where: str) -> Generator[None]:
     try:
         yield
     except (StorageError, FileNotFoundError) as error:
@@ -371,7 +378,8 @@ def _translated(error: BaseException, where: str) -> StorageError:
         return _PreconditionFailed(f"{where}: {error}")
     if code in _REFUSED or isinstance(error, PermissionError):
         return StorageError(
-            f"access to {where} was refused ({code or error}); check the credentials and the bucket's policy"
+            f"access to {where} was refused ({code or error}); check the credentials "
+            "and the bucket's policy"
         )
     if type(error).__name__ == "NoCredentialsError":
         return StorageError(

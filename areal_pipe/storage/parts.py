@@ -15,8 +15,11 @@ from areal_pipe.storage.rows import SCHEMA, SCHEMA_MAJOR, SCHEMA_VERSION_KEY
 
 ROW_GROUP_BYTES = 64 << 20
 MAX_ROWS_PER_GROUP = 2000
-_SPLIT = ["input_ids.list.element", "logprobs.list.element"]
-_DICTIONARY = [
+_SPLIT: Any = [  # the published type says bool
+    "input_ids.list.element",
+    "logprobs.list.element",
+]
+_DICTIONARY: Any = [
     "status",
     "reason",
     "group_state",

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -93,5 +94,5 @@ def histogram(values: Sequence[float]) -> list[tuple[str, int]]:
     if len(counts) <= _BINS:
         return [(f"{value:g}", n) for value, n in sorted(counts.items())]
     heights, edges = np.histogram(values, bins=_BINS)
-    labels = [f"{a:.3g} to {b:.3g}" for a, b in zip(edges[:-1], edges[1:], strict=True)]
+    labels = [f"{a:.3g} to {b:.3g}" for a, b in pairwise(edges)]
     return list(zip(labels, heights.tolist(), strict=True))

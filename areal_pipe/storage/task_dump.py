@@ -1,4 +1,4 @@
-"""The executor's dump: `{task_id}.jsonl` under the version whose weights finished the trajectory."""
+"""The executor's dump: `{task_id}.jsonl` under the version that finished the trajectory."""
 
 import logging
 from collections.abc import Mapping, Sequence
