@@ -30,7 +30,7 @@ async def campaign(config: CampaignConfig) -> State[Any]:
     states = [run.result() for run in runs]
     failed = [state for state in states if not state.is_completed()]
     if failed:
-        reasons = "; ".join(state.message or state.name for state in failed)
+        reasons = "; ".join(state.message or "no reason given" for state in failed)
         return Failed(message=f"{len(failed)} of {len(states)} shards are not whole: {reasons}")
     return Completed(message=f"{len(states)} shards committed")
 

@@ -1,7 +1,7 @@
 """A transformers model in this process: the engine for laptops, CI and small models.
 
 Requests that arrive while a batch is being generated form the next one (dynamic batching). Each is
-answered as soon as its own row ends; rows that have ended cost nothing but the padding of the batch.
+answered as soon as its own row ends; ended rows cost nothing but the padding of the batch.
 Tokens come from `sampling`, so that every request has its own temperature, limits and seed.
 """
 
