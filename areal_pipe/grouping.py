@@ -173,6 +173,8 @@ class GroupedRolloutWorkflow(RolloutWorkflow):
         if not kept or not gone:
             return bool(kept)
         drop = self._drop_incomplete_group
+        if self._reward_normalization and not drop:
+            return True  # normalization drops the group, and says so
         logger.info(
             "GroupedRolloutWorkflow: %d/%d trajectories returned None, %s",
             gone,

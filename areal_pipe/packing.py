@@ -160,12 +160,22 @@ def check_trajectory_format(
     if is_interactions(result):
         return True
     _check_tensor_dict(result, batch_size)
-    if expected_keys and (gone := expected_keys - result.keys()):
+    if expected_keys:
+        check_expected_keys(result, expected_keys)
+    return True
+
+
+def check_expected_keys(data: Mapping[str, Any], expected_keys: set[str]) -> None:
+    """Trajectories that are to be batched need one set of keys; further ones are fine.
+
+    Raises:
+        TrajectoryError: naming the missing keys.
+    """
+    if gone := expected_keys - data.keys():
         raise TrajectoryError(
             f"Inconsistent keys compared to expected: expected {expected_keys}, "
             f"but {gone} are missing."
         )
-    return True
 
 
 def is_interactions(data: Mapping[str, Any]) -> bool:
@@ -281,6 +291,7 @@ def _extra(key: str, value: Any, row: int, shape: tuple[int, int], length: int) 
             raise TrajectoryError(f"`{key}` must have {batch} rows, got {tuple(value.shape)}")
         per_token = value.ndim >= 2 and value.shape[1] == max_seqlen
         cut = value[row, :length] if per_token else value[row]
-        return np.array(cut.detach().float() if cut.dtype == torch.bfloat16 else cut.detach())
+        plain = cut.float() if cut.dtype == torch.bfloat16 else cut  # numpy has no bfloat16
+        return plain.detach().cpu().numpy().copy()
     rows = cast(list[Any], value) if isinstance(value, list) else None
     return rows[row] if rows is not None and len(rows) == batch else value

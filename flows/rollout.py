@@ -60,8 +60,12 @@ async def tokenize(run: ShardRun, group: GroupRun) -> None:
 
 async def roll_out_member(run: ShardRun, member: EpisodeRun) -> None:
     """One episode, recorded whatever its outcome."""
-    staged = run.campaign.config.orchestration.granularity == "stage" and member.is_staged
-    body = stage_by_stage(member) if staged else episodes.episode(member)
+    if run.campaign.config.orchestration.granularity == "episode":
+        body = episodes.episode(member)
+    elif member.is_staged:
+        body = stage_by_stage(member)
+    else:
+        body = episodes.watched_episode(member)
     await run.record(await member.settle(body))
 
 

@@ -1,8 +1,14 @@
 """The stages of an episode, and episodes and groups as a whole, as task runs."""
 
+import functools
+from collections.abc import Awaitable, Callable
+from typing import cast
+
 from prefect.logging import get_run_logger
 
 from areal_pipe.campaign.shard import ShardRun
+from areal_pipe.engine import InferenceEngine
+from areal_pipe.engines.watched import WatchedEngine
 from areal_pipe.episode import EpisodeRun, GroupRun
 from tasks.policies import pipeline_task
 
@@ -30,9 +36,23 @@ async def pack(member: EpisodeRun) -> None:
     await member.pack()
 
 
+@pipeline_task("generate {member.label}")
+async def generate_within(member: EpisodeRun, call: Callable[[], Awaitable[None]]) -> None:
+    """One model call of a workflow that has no stages of its own."""
+    await call()
+
+
 @pipeline_task("episode {member.label}")
 async def episode(member: EpisodeRun) -> None:
     await member.stages()
+
+
+@pipeline_task("episode {member.label}")
+async def watched_episode(member: EpisodeRun) -> None:
+    """An episode without stages, its model calls as task runs beneath it."""
+    around = functools.partial(generate_within, member)
+    member.engine = cast(InferenceEngine, WatchedEngine(member.engine, around))
+    await member.whole()
 
 
 @pipeline_task("group {group.task_id}")

@@ -84,6 +84,7 @@ class TransformersEngine(RolloutEngine):
         )
         self._thread: threading.Thread | None = None
         self._model: Any = None
+        self._eos_ids: tuple[int, ...] = ()
         self.tokenizer: Any = None
 
     def initialize(self) -> None:
@@ -98,6 +99,9 @@ class TransformersEngine(RolloutEngine):
             torch.set_num_threads(self._num_threads)
         self.tokenizer = load_tokenizer(self._model_path)
         self._model = _load_model(self._model_path, DTYPES[self._dtype]).to(self._device).eval()
+        self._eos_ids = _eos_ids_of(self._model, self.tokenizer)
+        # The model's own defaults (end of sequence, repetition penalty) would be mixed into ours.
+        self._model.generation_config = GenerationConfig()
         self._thread = threading.Thread(target=self._generate_forever, name="generate", daemon=True)
         self._thread.start()
 
@@ -169,6 +173,7 @@ class TransformersEngine(RolloutEngine):
         futures = [future for _, future in batch]
         try:
             self._generate(requests, futures)
+            assert all(future.done() for future in futures), "generate() left rows unfinished"
         # The boundary of the thread: whatever breaks a batch is the answer to its requests.
         except Exception as error:
             logger.exception("generation of a batch of %d failed", len(batch))
@@ -206,17 +211,12 @@ class TransformersEngine(RolloutEngine):
 
     def _row(self, req: ModelRequest) -> RowState:
         g = req.gconfig
-        eos = () if g.ignore_eos else self._eos_ids()
+        eos = () if g.ignore_eos else self._eos_ids
         return RowState(
             gconfig=g,
             stop_ids=frozenset((*eos, *g.stop_token_ids)),
             decode=lambda tokens: cast(str, self.tokenizer.decode(tokens)),
         )
-
-    def _eos_ids(self) -> tuple[int, ...]:
-        declared = self._model.generation_config.eos_token_id
-        ids = declared if isinstance(declared, list) else [declared]
-        return tuple(i for i in (*ids, self.tokenizer.eos_token_id) if i is not None)
 
 
 class _Batch:
@@ -304,6 +304,13 @@ def _load_model(path: str, dtype: torch.dtype) -> Any:
         return AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
     except (OSError, ValueError) as error:
         raise ConfigError(f"no model at {path!r}: {_first_line(error)}") from error
+
+
+def _eos_ids_of(model: Any, tokenizer: Any) -> tuple[int, ...]:
+    """Tokens that end a sequence: those the model declares, and the tokenizer's."""
+    declared = model.generation_config.eos_token_id
+    ids = cast(list[int], declared) if isinstance(declared, list) else [declared]
+    return tuple({i for i in (*ids, tokenizer.eos_token_id) if i is not None})
 
 
 def _check_folder(path: str) -> None:

@@ -67,7 +67,7 @@ class ObjectStore(ABC):
 
     @abstractmethod
     def list(self, prefix: str) -> list[str]:
-        """Keys under a prefix that ends at a `/`, sorted, never from a cache."""
+        """Keys below `{prefix}/`, sorted, never from a cache."""
 
     @abstractmethod
     def delete(self, keys: Iterable[str]) -> None:
@@ -240,8 +240,9 @@ class FsspecStore(ObjectStore):
             self._fs.invalidate_cache()
             return cast(list[str], self._fs.find(self._path(prefix)))
 
-        start = len(self._root) + 1
-        return sorted(path[start:] for path in self._attempt(prefix, find))
+        keys = (path[len(self._root) + 1 :] for path in self._attempt(prefix, find))
+        # Some servers list the emptied folder itself.
+        return sorted(key for key in keys if key.startswith(f"{prefix}/"))
 
     def delete(self, keys: Iterable[str]) -> None:
         paths = [self._path(key) for key in keys]
