@@ -262,6 +262,11 @@ class GroupRun:
         self._policy = policy or EpisodePolicy()
         self._prompt: Draft | None = None
 
+    @property
+    def is_staged(self) -> bool:
+        """Whether the workflow can be run stage by stage."""
+        return isinstance(self.workflow, StagedWorkflow)
+
     async def tokenize(self) -> None:
         """Tokenize the prompt that the members share, where the workflow has stages."""
         if isinstance(self.workflow, StagedWorkflow):

@@ -52,7 +52,7 @@ async def roll_out_group(run: ShardRun, group: GroupRun) -> None:
 
 async def tokenize(run: ShardRun, group: GroupRun) -> None:
     """A task run where stages are shown; nobody wants to see it otherwise."""
-    if run.campaign.config.orchestration.granularity == "stage":
+    if run.campaign.config.orchestration.granularity == "stage" and group.is_staged:
         await episodes.tokenize(group)
     else:
         await group.tokenize()

@@ -123,7 +123,11 @@ def _own_folder(folder: Path) -> Generator[Path]:
 def _start(folder: Path) -> tuple[subprocess.Popen[bytes], int]:
     port = _free_port()
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
-    environment |= TUNED | {"PREFECT_HOME": str(folder)}
+    environment |= TUNED | {
+        "PREFECT_HOME": str(folder),
+        # The UI is a page that asks the API by itself: it must know our port.
+        "PREFECT_SERVER_UI_API_URL": f"http://127.0.0.1:{port}/api",
+    }
     with (folder / "server.log").open("wb") as log:
         process = subprocess.Popen(
             [

@@ -2,23 +2,15 @@
 
 from areal_pipe.campaign.config import CampaignConfig
 from areal_pipe.engines.scripted import ScriptedEngine
-from areal_pipe.errors import ConfigError
 from areal_pipe.resolution import import_from_string
 from areal_pipe.rollout_engine import RolloutEngine
 
 
 def build_engine(config: CampaignConfig) -> RolloutEngine:
-    """The engine of a campaign, not yet initialized.
-
-    Raises:
-        ConfigError: its script does not import.
-    """
+    """The engine of a campaign, not yet initialized."""
     section = config.engine
     if section.kind == "scripted":
-        try:
-            script = import_from_string(section.script)
-        except (ValueError, ImportError, AttributeError) as error:
-            raise ConfigError(f"engine.script {section.script!r}: {error}") from error
+        script = import_from_string(section.script)
         return ScriptedEngine(script, latency_seconds=section.latency_seconds)
     from areal_pipe.engines.transformers_local import TransformersEngine  # slow to import
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from areal_pipe.campaign.config import CampaignConfig
 from areal_pipe.datasets.load import Prompt
+from areal_pipe.errors import ConfigError
 from areal_pipe.resolution import import_from_string
 from areal_pipe.storage.rows import to_json
 
@@ -110,6 +111,10 @@ def _edges_digest(path: Path) -> str:
 def _script_digest(script: str | None) -> str:
     """A scripted engine is its source."""
     try:
-        return _digest([inspect.getsource(import_from_string(script))])
-    except (OSError, TypeError):
-        return str(script)
+        target = import_from_string(script)
+    except (ValueError, ImportError, AttributeError) as error:
+        raise ConfigError(f"engine.script {script!r}: {error}") from error
+    try:
+        return _digest([inspect.getsource(target)])
+    except (OSError, TypeError):  # not written in a file, or a list of answers
+        return _digest([repr(target)])

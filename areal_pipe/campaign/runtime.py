@@ -84,6 +84,16 @@ class Campaign:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._store_thread, functools.partial(fn, *args))
 
+    def prepare(self) -> None:
+        """Build workflow and engine now, so that what is wrong with them is said before a run.
+
+        Raises:
+            WorkflowError: the workflow does not import or its arguments do not fit.
+            ConfigError: there is no such model or tokenizer.
+        """
+        _ = self.workflow
+        _ = self.engine
+
     @functools.cached_property
     def engine(self) -> Any:
         """The engine, initialized on first use."""

@@ -15,6 +15,9 @@ from areal_pipe.storage.objects import open_store
 
 console = Console()
 
+PROBE_TOKENS = 16
+"""Generated to see whether the engine answers."""
+
 
 def doctor_command(path: str, overrides: list[str]) -> int:
     """Run all checks; returns how many failed."""
@@ -77,7 +80,7 @@ def _tokenizer(campaign: Campaign) -> str:
 
 def _engine(campaign: Campaign) -> str:
     request = ModelRequest(
-        input_ids=[0], gconfig=GenerationHyperparameters(max_new_tokens=1, max_tokens=2)
+        input_ids=[0], gconfig=GenerationHyperparameters(max_new_tokens=PROBE_TOKENS)
     )
     response = asyncio.run(campaign.engine.agenerate(request))
-    return f"{type(campaign.engine).__name__} answered with {response.output_len} token"
+    return f"{type(campaign.engine).__name__} answered with {response.output_len} tokens"

@@ -44,6 +44,7 @@ def _run_missing(
     total, episodes = campaign.record.num_episodes, sum(missing.values())
     kept = f", {total - episodes} are stored already" if episodes < total else ""
     console.print(f"[bold]{campaign.url}[/]: {episodes} of {total} episodes to run{kept}.")
+    campaign.prepare()
     meter = RunMeter()
     try:
         with progress_bar(console, campaign, episodes, meter):
