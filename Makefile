@@ -31,7 +31,7 @@ check: $(VENV)/.dev  ## format, lint, types, layers
 	$(BIN)/lint-imports
 
 bench: $(VENV)/.dev  ## what it costs on this machine
-	$(BIN)/python tests/benchmarks/episode_cost.py
+	$(BIN)/python -m tests.benchmarks.episode_cost
 
 clean:  ## remove the virtual environment, caches and demo results
 	rm -rf $(VENV) .pytest_cache .ruff_cache .import_linter_cache .hypothesis dist build runs
