@@ -2,8 +2,8 @@
 
     python3 tests/benchmarks/fresh_clone.py
 
-Clones the committed state of this checkout into a temporary folder and times `make demo` twice. Needs
-only the standard library.
+Clones the committed state of this checkout into a temporary folder and times `make demo` twice.
+Needs only the standard library.
 """
 
 import os
