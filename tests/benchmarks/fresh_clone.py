@@ -45,7 +45,7 @@ def main() -> None:
         first, output = timed(["make", "--silent", "demo"], clone, home)
         again, _ = timed(["make", "--silent", "demo"], clone, home)
     print(output)
-    campaign = re.search(r"this run\s+(.*)", output)
+    campaign = re.search(r"this run +(\d.*)", output)
     print(
         f"machine: {os.cpu_count()} CPUs, {platform.machine()}, Python {platform.python_version()}"
     )
