@@ -1,8 +1,11 @@
 """`show`, `stats` and `check`: commands that read a stored trial."""
 
+import importlib
+import importlib.util
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -22,6 +25,8 @@ console = Console()
 
 UNLIKELY_LOGPROB = math.log(0.1)
 """Tokens sampled with less than a tenth of probability are shown in colour."""
+Decode = Callable[[list[int]], str]
+
 _ROLE_STYLES = {"prompt": "cyan", "context": "cyan", "gen": "green"}
 
 
@@ -75,9 +80,10 @@ def show_command(url: str, *, task_id: int | None, sample: int, endpoint_url: st
     trial = _open(url, endpoint_url)
     found = False
     for version in trial.versions:
+        decode = _decoder_of(version)
         for row in _episode(version, task_id, sample):
             found = True
-            _print_row(row)
+            _print_row(row, decode)
     if not found:
         raise StorageError(
             f"{url} has no committed episode {'' if task_id is None else task_id}/{sample}; "
@@ -98,7 +104,18 @@ def _episode(version: StoredVersion, task_id: int | None, sample: int) -> Iterat
         return
 
 
-def _print_row(row: Row) -> None:
+def _decoder_of(version: StoredVersion) -> Decode | None:
+    """Turns token ids into text, if the campaign's tokenizer is at hand."""
+    config = version.record.config
+    folder = config.get("rollout", {}).get("tokenizer_path") or config["engine"].get("model")
+    path = Path(str(folder)) / "tokenizer.json"
+    if not path.is_file() or importlib.util.find_spec("tokenizers") is None:
+        return None
+    tokenizer: Any = importlib.import_module("tokenizers").Tokenizer.from_file(str(path))
+    return lambda ids: tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def _print_row(row: Row, decode: Decode | None) -> None:
     console.rule(f"episode {row['task_id']}/{row['sample_idx']}  {row['status']}")
     for text in _texts(row):
         console.print(text)
@@ -118,8 +135,8 @@ def _print_row(row: Row) -> None:
         if value not in (None, "", []):
             table.add_row(Text(name, style="dim"), Text(str(value)))
     console.print(table)
-    if (unlikely := _unlikely_tokens(row)) is not None:
-        console.print(unlikely)
+    if row["logprobs"] is not None and row["loss_mask"] is not None:
+        console.print(_unlikely_tokens(row, decode))
 
 
 def _texts(row: Row) -> Iterator[Text]:
@@ -145,17 +162,18 @@ def _error(row: Row) -> str | None:
     return f"{row['error_class']} in {row['error_stage']}: {row['error_message']}"
 
 
-def _unlikely_tokens(row: Row) -> Any:
-    """A line of the tokens that were sampled against the odds."""
-    t = trajectory_of(row)
-    if t is None or t.logprobs is None or t.loss_mask is None:
-        return None
+def _unlikely_tokens(row: Row, decode: Decode | None) -> Text:
+    """The tokens that were sampled against the odds, with their place and probability."""
+    ids, mask = row["input_ids"].tolist(), row["loss_mask"].tolist()
     places = [
-        i for i, p in enumerate(t.logprobs.tolist()) if t.loss_mask[i] and p < UNLIKELY_LOGPROB
+        (i, logprob)
+        for i, logprob in enumerate(row["logprobs"].tolist())
+        if mask[i] and logprob < UNLIKELY_LOGPROB
     ]
     if not places:
         return Text("every token was sampled with a probability of at least 0.1", style="dim")
     text = Text("sampled with a probability below 0.1: ", style="dim")
-    for i in places:
-        text.append(f"token {t.input_ids[i]} at {i} ({math.exp(t.logprobs[i]):.3f})  ", "yellow")
+    for i, logprob in places:
+        shown = repr(decode([ids[i]])) if decode else f"id {ids[i]}"
+        text.append(f"{shown} at token {i} ({math.exp(logprob):.3f})  ", "yellow")
     return text
