@@ -6,13 +6,11 @@
 
 import asyncio
 import copy
+import random
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, cast
-
-from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt
-from tenacity.wait import wait_random_exponential
 
 from areal_pipe import packing, workflow_context
 from areal_pipe.engine import InferenceEngine
@@ -39,6 +37,11 @@ class EpisodePolicy:
     """Limit on one generation stage; exceeding it counts as an outage."""
     episode_timeout_seconds: float | None = None
     """Limit on the whole episode, waiting and retries included."""
+
+    def backoff(self, attempts: int) -> float:
+        """Seconds to wait after so many attempts: exponential, with full jitter."""
+        longest = self.backoff_seconds * 2 ** min(attempts - 1, 30)
+        return random.uniform(0, min(longest, self.max_backoff_seconds))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -186,28 +189,22 @@ class EpisodeRun:
             ) from error
 
     async def _retrying(self, stage: str, call: Callable[[], Awaitable[T]]) -> T:
-        """Await one stage, again after failures as the budgets allow."""
+        """Await one stage, again after failures as the two budgets allow."""
         self._stage, self._attempts = stage, 0
-        policy = self._policy
-
-        async def attempt() -> T:
+        outages, mistakes = self._policy.infrastructure_retries, self._policy.data_retries
+        while True:
             self._attempts += 1
-            return await call()
-
-        outages = AsyncRetrying(
-            retry=retry_if_exception(is_infrastructure),
-            stop=stop_after_attempt(policy.infrastructure_retries + 1),
-            wait=wait_random_exponential(policy.backoff_seconds, policy.max_backoff_seconds),
-            reraise=True,
-        )
-        mistakes = AsyncRetrying(
-            retry=retry_if_exception(
-                lambda e: isinstance(e, Exception) and not is_infrastructure(e)
-            ),
-            stop=stop_after_attempt(policy.data_retries + 1),
-            reraise=True,
-        )
-        return await mistakes(outages, attempt)
+            try:
+                return await call()
+            except Exception as error:
+                is_outage = is_infrastructure(error)
+                if (outages if is_outage else mistakes) == 0:
+                    raise
+            if is_outage:
+                outages -= 1
+                await asyncio.sleep(self._policy.backoff(self._attempts))
+            else:
+                mistakes -= 1
 
     def _finished(self) -> Episode:
         packed = self._packed

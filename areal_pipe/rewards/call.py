@@ -5,8 +5,6 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt
-
 from areal_pipe.errors import RewardTimeout
 from areal_pipe.rewards.pool import RewardPool, UnpicklableReward, default_pool
 from areal_pipe.rewards.value import as_reward
@@ -52,12 +50,15 @@ class AsyncRewardWrapper:
             RewardError: a timeout, a crash, or something that is no number.
             Exception: what the function itself raised, after the last attempt.
         """
-        retrying = AsyncRetrying(
-            stop=stop_after_attempt(self._attempts),
-            retry=retry_if_exception(_worth_another_try),
-            reraise=True,
-        )
-        return await retrying(self._attempt, args, kwargs)
+        for attempt in range(1, self._attempts + 1):
+            try:
+                return await self._attempt(args, kwargs)
+            except UnpicklableReward:
+                raise
+            except Exception:
+                if attempt == self._attempts:
+                    raise
+        raise AssertionError("there is at least one attempt")
 
     async def _attempt(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
         if inspect.iscoroutinefunction(self._fn):
@@ -74,7 +75,3 @@ class AsyncRewardWrapper:
                 f"the reward function must return within {self._timeout_seconds:g} s; it did not, "
                 "and was cancelled; raise the reward timeout if it needs longer"
             ) from error
-
-
-def _worth_another_try(error: BaseException) -> bool:
-    return isinstance(error, Exception) and not isinstance(error, UnpicklableReward)
