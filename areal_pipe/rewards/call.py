@@ -61,17 +61,26 @@ class AsyncRewardWrapper:
         raise AssertionError("there is at least one attempt")
 
     async def _attempt(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
-        if inspect.iscoroutinefunction(self._fn):
+        if _is_async(self._fn):
             return await self._await(args, kwargs)
         pool = self._pool or default_pool()
         return await pool.call(self._fn, *args, timeout_seconds=self._timeout_seconds, **kwargs)
 
     async def _await(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
+        scope = asyncio.timeout(self._timeout_seconds)
         try:
-            async with asyncio.timeout(self._timeout_seconds):
+            async with scope:
                 return as_reward(await self._fn(*args, **kwargs))
         except TimeoutError as error:
+            if not scope.expired():
+                raise
             raise RewardTimeout(
                 f"the reward function must return within {self._timeout_seconds:g} s; it did not, "
-                "and was cancelled; raise the reward timeout if it needs longer"
+                "and was cancelled; raise rollout.reward_timeout if it needs longer"
             ) from error
+
+
+def _is_async(fn: Callable[..., Any]) -> bool:
+    """An `async def` function, or an object whose call is one."""
+    called: Any = getattr(fn, "__call__", None)  # noqa: B004
+    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(called)

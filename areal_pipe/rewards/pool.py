@@ -5,8 +5,9 @@ blow-up, C code that ignores signals), and a worker that dies breaks all calls i
 call owns its process while it runs. On timeout the process group gets SIGKILL and a new process
 takes over; nobody else notices.
 
-`max_workers` processes compute at once. A call that takes longer than `SLOW_SECONDS` gives its slot
-to the next one and goes on at low priority, so that hung rewards do not starve good ones.
+Calls run in two lanes, so that hung rewards do not starve good ones. Every call starts in the quick
+lane. One that takes longer than `QUICK_SECONDS` is stopped there (SIGSTOP) and goes on in the slow
+lane when it has room. The limit counts the time a call ran, not what it waited for a lane or a CPU.
 """
 
 import asyncio
@@ -15,25 +16,29 @@ import contextlib
 import functools
 import os
 import pickle
+import queue
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from multiprocessing.connection import Pipe
+from pathlib import Path
 from typing import Any
 
 from areal_pipe.errors import RewardCrashed, RewardError, RewardTimeout
 from areal_pipe.rewards.worker import LOADED, Reply
 from areal_pipe.rewards.zygote import Zygote
 
-SLOW_SECONDS = 0.1
-"""A call that takes longer no longer counts against `max_workers`."""
+QUICK_SECONDS = 0.1
+"""A call that takes longer leaves the quick lane."""
+SLOW_LANE = 4
+"""Room in the slow lane, per room in the quick one."""
 LOAD_SECONDS = 120.0
 """Limit for starting a process and importing the modules of the reward function."""
 MAX_PROCESSES = 128
-"""Calls in flight at once, hung ones included; further ones queue."""
+"""Processes at once, stopped ones included; further calls queue."""
 
 
 class UnpicklableReward(RewardError, pickle.PicklingError):
@@ -47,7 +52,6 @@ class _Worker:
         self._pipe, child = Pipe()
         with child:
             self._pid = zygote.fork(child)
-        self.slow = False
 
     def send(self, call: bytes) -> None:
         with contextlib.suppress(BrokenPipeError):  # it died while idle: receive() reports that
@@ -64,20 +68,37 @@ class _Worker:
                 return None
             return self._pipe.recv_bytes()
         except (EOFError, OSError) as error:
-            raise RewardCrashed("the process that ran the reward function died") from error
+            raise RewardCrashed(
+                "the process that ran the reward function died: it exited, ran out of memory, or "
+                "was killed by a signal; run the function by itself on this row to see why"
+            ) from error
 
-    def demote(self) -> None:
-        """Yield to other rewards. Not reversible without privileges: the worker is not reused."""
-        self.slow = True
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.setpriority(os.PRIO_PROCESS, self._pid, 19)
+    def stop(self) -> None:
+        """Take the CPU away from it until `go_on`."""
+        self._signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def starved_seconds(self) -> float:
+        """How long it has waited for a CPU in its life, by the kernel's account."""
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            return int(Path(f"/proc/{self._pid}/schedstat").read_text().split()[1]) / 1e9
+        return 0.0
 
     def kill(self) -> None:
-        """End the process and whatever it started in its group."""
-        for end in (os.killpg, os.kill):  # it may not have become a group leader yet
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                end(self._pid, signal.SIGKILL)
+        """End the process and whatever it started in its group. From any thread."""
+        self._signal(signal.SIGKILL)
+
+    def close(self) -> None:
+        """Kill it and close the pipe. From the thread that reads it."""
+        self.kill()
         self._pipe.close()
+
+    def _signal(self, sign: signal.Signals) -> None:
+        for send in (os.killpg, os.kill):  # it may not have become a group leader yet
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                send(self._pid, sign)
 
 
 class RewardPool:
@@ -93,10 +114,16 @@ class RewardPool:
         """
         if max_workers is not None and max_workers < 1:
             raise ValueError(f"max_workers must be >= 1, got {max_workers}")
+        workers = max_workers or os.cpu_count() or 1
         self._memory_limit_bytes = memory_limit_bytes
-        self._slots = threading.Semaphore(max_workers or os.cpu_count() or 1)
-        self._threads = ThreadPoolExecutor(MAX_PROCESSES, thread_name_prefix="reward")
+        self._quick_lane = threading.Semaphore(workers)
+        self._slow_lane = threading.Semaphore(SLOW_LANE * workers)
+        self._queue: queue.SimpleQueue[tuple[Future[float], Callable[[], float]]] = (
+            queue.SimpleQueue()
+        )
         self._lock = threading.Lock()
+        self._threads = 0
+        self._calls = 0
         self._idle: list[_Worker] = []
         self._busy: set[_Worker] = set()
         self._zygote: Zygote | None = None
@@ -110,89 +137,137 @@ class RewardPool:
 
         Raises:
             RewardTimeout: no answer within `timeout_seconds`; the process was killed.
-            RewardCrashed: the process died.
+            RewardCrashed: the process died, or the pool was closed.
             UnpicklableReward: `fn` or its arguments cannot be sent.
             Exception: whatever `fn` raised, with its traceback as a note.
         """
         run = functools.partial(self._run, _pickled(fn, args, kwargs), timeout_seconds)
-        return await asyncio.wrap_future(self._threads.submit(run))
+        answer: Future[float] = Future()
+        self._queue.put((answer, run))
+        self._add_thread_for_call()
+        return await asyncio.wrap_future(answer)
 
     def close(self) -> None:
         """Kill all processes. Calls in flight end with RewardCrashed."""
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
-            busy = list(self._busy)
+            busy, zygote = list(self._busy), self._zygote
         for worker in idle:
-            worker.kill()
+            worker.close()
         for worker in busy:
             worker.kill()
-        if self._zygote is not None:
-            self._zygote.close()
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        if zygote is not None:
+            zygote.close()
         atexit.unregister(self.close)
 
+    def _add_thread_for_call(self) -> None:
+        """One daemon thread per call in flight: the interpreter never waits for a hung reward."""
+        with self._lock:
+            self._calls += 1
+            if self._threads < min(self._calls, MAX_PROCESSES):
+                self._threads += 1
+                threading.Thread(target=self._serve, name="reward", daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            answer, run = self._queue.get()
+            if answer.set_running_or_notify_cancel():
+                try:
+                    answer.set_result(run())
+                # The boundary of the thread: every error is the answer to its call.
+                except BaseException as error:  # noqa: BLE001
+                    answer.set_exception(error)
+            with self._lock:
+                self._calls -= 1
+
     def _run(self, call: bytes, timeout_seconds: float) -> float:
-        self._slots.acquire()
-        slot = contextlib.ExitStack()
-        slot.callback(self._slots.release)
-        worker = self._take()
-        try:
-            answer = _converse(worker, call, timeout_seconds, free_slot=slot.close)
-        except BaseException:
-            self._put(worker, reuse=False)
-            raise
-        finally:
-            slot.close()
-        self._put(worker, reuse=not worker.slow)
-        if answer.error is not None:
-            raise answer.error
-        assert answer.reward is not None
-        return answer.reward
+        with contextlib.ExitStack() as lane:
+            _enter(lane, self._quick_lane)
+            worker = self._take()
+            try:
+                reply = self._converse(worker, call, timeout_seconds, lane)
+            except BaseException:
+                self._put(worker, reuse=False)
+                raise
+        self._put(worker, reuse=True)
+        if reply.error is not None:
+            raise reply.error
+        assert reply.reward is not None
+        return reply.reward
+
+    def _converse(
+        self, worker: _Worker, call: bytes, timeout_seconds: float, lane: contextlib.ExitStack
+    ) -> Reply:
+        """Send one call and wait for its reply, changing lanes if it takes long."""
+        worker.send(call)
+        message = worker.receive(LOAD_SECONDS)
+        if message is None:
+            raise RewardTimeout(f"a reward's modules must import within {LOAD_SECONDS:g} s")
+        if message != LOADED:
+            return pickle.loads(message)
+        quick = min(QUICK_SECONDS, timeout_seconds)
+        message = worker.receive(quick)
+        if message is None:
+            worker.stop()
+            lane.close()
+            _enter(lane, self._slow_lane)
+            worker.go_on()
+            message = _receive_while_running(worker, timeout_seconds - quick)
+        if message is None:
+            raise RewardTimeout(
+                f"the reward function must return within {timeout_seconds:g} s; it did not, and "
+                "its process was killed; raise rollout.reward_timeout if it needs longer"
+            )
+        return pickle.loads(message)
 
     def _take(self) -> _Worker:
         with self._lock:
             if self._closed:
                 raise RewardCrashed("the reward pool is closed")
-            if self._zygote is None:
-                self._zygote = Zygote(self._memory_limit_bytes)
-            worker = self._idle.pop() if self._idle else _Worker(self._zygote)
+            worker = self._idle.pop() if self._idle else self._fork()
             self._busy.add(worker)
             return worker
 
+    def _fork(self) -> _Worker:
+        """A new process; a zygote that was killed is replaced once."""
+        for attempt in (1, 2):
+            if self._zygote is None:
+                self._zygote = Zygote(self._memory_limit_bytes)
+            try:
+                return _Worker(self._zygote)
+            except RewardCrashed:
+                self._zygote.close()
+                self._zygote = None
+                if attempt == 2:
+                    raise
+        raise AssertionError("two attempts either return or raise")
+
     def _put(self, worker: _Worker, *, reuse: bool) -> None:
         with self._lock:
-            ours = worker in self._busy
             self._busy.discard(worker)
-            if reuse and not self._closed:
+            reuse = reuse and not self._closed
+            if reuse:
                 self._idle.append(worker)
-                return
-        if ours and not self._closed:
-            worker.kill()
+        if not reuse:
+            worker.close()
 
 
-def _converse(
-    worker: _Worker, call: bytes, timeout_seconds: float, *, free_slot: Callable[[], None]
-) -> Reply:
-    """Send one call and wait for its reply, within the limit counted from when it was loaded."""
-    worker.send(call)
-    message = worker.receive(LOAD_SECONDS)
-    if message is None:
-        raise RewardTimeout(f"the reward function's modules did not import in {LOAD_SECONDS:g} s")
-    if message != LOADED:
-        return pickle.loads(message)
-    deadline = time.monotonic() + timeout_seconds
-    message = worker.receive(min(SLOW_SECONDS, timeout_seconds))
-    if message is None:
-        worker.demote()
-        free_slot()
-        message = worker.receive(deadline - time.monotonic())
-    if message is None:
-        raise RewardTimeout(
-            f"the reward function must return within {timeout_seconds:g} s; it did not, and its "
-            "process was killed; raise the reward timeout if it needs longer"
-        )
-    return pickle.loads(message)
+def _enter(lane: contextlib.ExitStack, slots: threading.Semaphore) -> None:
+    slots.acquire()
+    lane.callback(slots.release)
+
+
+def _receive_while_running(worker: _Worker, limit_seconds: float) -> bytes | None:
+    """The next message; None once the worker has run (or slept) for the limit."""
+    started, starved = time.monotonic(), worker.starved_seconds()
+    while True:
+        ran = time.monotonic() - started - (worker.starved_seconds() - starved)
+        if ran >= limit_seconds:
+            return None
+        message = worker.receive(limit_seconds - ran)
+        if message is not None:
+            return message
 
 
 def _pickled(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:

@@ -77,7 +77,7 @@ def _pickled_error(error: BaseException) -> bytes:
     error.add_note("".join(traceback.format_exception(error)).rstrip())
     try:
         return pickle.dumps(Reply(error=_round_tripped(error)))
-    except (pickle.PickleError, TypeError, AttributeError):
+    except Exception:  # noqa: BLE001 - exceptions can fail to pickle in any way
         return pickle.dumps(Reply(error=RewardError(f"{type(error).__name__}: {error}")))
 
 

@@ -91,7 +91,7 @@ async def test_a_hang_is_killed_within_its_limit_and_one_second(
 
 async def test_hangs_do_not_starve_good_rewards(pool: RewardPool) -> None:
     await pool.call(add, 0, 0, timeout_seconds=10)
-    hangs = [asyncio.ensure_future(pool.call(spin, timeout_seconds=8)) for _ in range(12)]
+    hangs = [asyncio.ensure_future(pool.call(spin, timeout_seconds=2)) for _ in range(12)]
     await asyncio.sleep(0)
     good = [pool.call(add, i, i, timeout_seconds=8) for i in range(20)]
     assert await asyncio.wait_for(asyncio.gather(*good), 7) == [2.0 * i for i in range(20)]
@@ -218,3 +218,83 @@ async def test_async_rewards_run_in_the_callers_loop_with_a_limit() -> None:
     assert await wrapper(0.0) == 1.0
     with pytest.raises(RewardTimeout, match=r"0\.2 s"):
         await wrapper(5.0)
+
+
+def compute(seconds: float) -> float:
+    """Uses the CPU for a while."""
+    end = time.process_time() + seconds
+    while time.process_time() < end:
+        pass
+    return 1.0
+
+
+async def test_rewards_that_compute_for_long_do_not_time_each_other_out(pool: RewardPool) -> None:
+    many = [pool.call(compute, 0.4, timeout_seconds=2) for _ in range(16)]
+    assert await asyncio.gather(*many) == [1.0] * 16
+
+
+async def test_a_killed_zygote_is_replaced(pool: RewardPool) -> None:
+    await pool.call(add, 0, 0, timeout_seconds=10)
+    zygote = pool._zygote
+    assert zygote is not None
+    zygote._process.kill()
+    await asyncio.sleep(0.2)
+    for _ in range(5):
+        with_crashes = pool.call(add, 1, 1, timeout_seconds=10)
+        try:
+            assert await asyncio.wait_for(with_crashes, 10) == 2.0
+        except RewardCrashed:
+            continue  # an idle worker died with the zygote
+    assert await pool.call(add, 1, 1, timeout_seconds=10) == 2.0
+
+
+async def test_closing_ends_calls_in_flight() -> None:
+    pool = RewardPool(1)
+    calls = [asyncio.ensure_future(pool.call(spin, timeout_seconds=60)) for _ in range(4)]
+    await asyncio.sleep(1.0)
+    pool.close()
+    results = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 5)
+    assert all(isinstance(r, RewardCrashed) for r in results)
+
+
+def test_the_interpreter_does_not_wait_for_a_hung_reward() -> None:
+    script = (
+        "import asyncio\n"
+        "from areal_pipe.rewards.pool import default_pool\n"
+        "from tests.unit.test_reward_pool import spin\n"
+        "async def main():\n"
+        "    task = asyncio.ensure_future(default_pool().call(spin, timeout_seconds=60))\n"
+        "    await asyncio.sleep(1)\n"
+        "    task.cancel()\n"
+        "asyncio.run(main())\n"
+    )
+    subprocess.run([sys.executable, "-c", script], timeout=20, check=True)
+
+
+async def test_an_async_callable_object_is_awaited() -> None:
+    class Judge:
+        async def __call__(self) -> float:
+            return 0.5
+
+    async def own_timeout() -> float:
+        raise TimeoutError("the judge's own")
+
+    assert await AsyncRewardWrapper(Judge())() == 0.5
+    with pytest.raises(TimeoutError, match="the judge's own"):
+        await AsyncRewardWrapper(own_timeout, max_retries=0)()
+
+
+class Picky(Exception):
+    """An exception that does not survive pickling."""
+
+    def __init__(self, *, code: int) -> None:
+        super().__init__(f"code {code}")
+
+
+def raise_picky() -> float:
+    raise Picky(code=7)
+
+
+async def test_an_exception_that_cannot_be_pickled_is_told_all_the_same(pool: RewardPool) -> None:
+    with pytest.raises(RewardError, match="Picky: code 7"):
+        await pool.call(raise_picky, timeout_seconds=10)
