@@ -4,11 +4,17 @@ An engine that updates its weights aborts what it is generating. The request is 
 prompt plus partial output, and every token keeps the weight version at which it was requested.
 """
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
 from areal_pipe.engine import STOP_REASONS, ModelRequest, ModelResponse
-from areal_pipe.errors import EngineError, RequestError
+from areal_pipe.errors import EngineError, EngineUnavailable, RequestError
+from areal_pipe.seeding import derive_seed
+
+MAX_EMPTY_SEGMENTS = 600
+EMPTY_SEGMENT_SECONDS = 0.1
+"""Pause after an abort that brought nothing: weights are being loaded."""
 
 GenerateSegment = Callable[[ModelRequest], Awaitable[ModelResponse]]
 """One request to the server or model; may end with stop_reason `abort`."""
@@ -35,12 +41,24 @@ async def generate_until_done(
     out = ModelResponse(
         input_tokens=list(req.input_ids), tokenizer=req.tokenizer, stop_reason="abort"
     )
+    empty = 0
     while out.stop_reason == "abort" and out.output_len < budget:
+        if out.output_len and req.gconfig.seed is not None:
+            # Its own draws: the first segment's must not come again.
+            segment.gconfig.seed = derive_seed(req.gconfig.seed, 0, 0, out.output_len)
         segment.gconfig.max_new_tokens = budget - out.output_len
         segment.gconfig.min_new_tokens = max(0, req.gconfig.min_new_tokens - out.output_len)
         segment.input_ids = [*req.input_ids, *out.output_tokens]
         version = get_version()
-        _append(out, await generate(segment), version, budget)
+        part = await generate(segment)
+        _append(out, part, version, budget)
+        empty = 0 if part.output_len else empty + 1
+        if empty > MAX_EMPTY_SEGMENTS:
+            raise EngineUnavailable(
+                f"the engine aborted {empty} times in a row without generating a token"
+            )
+        if empty:
+            await asyncio.sleep(EMPTY_SEGMENT_SECONDS)
     if out.stop_reason == "abort":
         out.stop_reason = "length"
     out.latency = time.perf_counter() - started
@@ -70,10 +88,10 @@ def _append(out: ModelResponse, part: ModelResponse, version: int, budget: int) 
         raise EngineError(
             f"stop_reason must be one of {', '.join(STOP_REASONS)}, got {part.stop_reason!r}"
         )
-    if len(part.output_logprobs) != n:
+    if len(part.output_logprobs) != n or len(part.output_versions) not in (0, n):
         raise EngineError(
-            f"an engine returns one logprob per token, got {n} tokens and "
-            f"{len(part.output_logprobs)} logprobs"
+            f"an engine returns one logprob and one version per token, got {n} tokens, "
+            f"{len(part.output_logprobs)} logprobs and {len(part.output_versions)} versions"
         )
     if out.output_len + n > budget:
         raise EngineError(
@@ -82,5 +100,5 @@ def _append(out: ModelResponse, part: ModelResponse, version: int, budget: int) 
     out.output_tokens += part.output_tokens
     out.output_logprobs += part.output_logprobs
     out.output_versions += part.output_versions or [version] * n
-    out.ttft = min(out.ttft, part.ttft)
+    out.ttft = part.ttft if out.ttft == float("inf") else out.ttft
     out.stop_reason = part.stop_reason

@@ -174,7 +174,7 @@ ShouldAcceptFn = Callable[[dict[str, Any]], bool]
 class InferenceEngine(ABC):
     """Generates, and runs rollout workflows over prompts in the background.
 
-    `executor.RolloutEngine` implements everything but `agenerate`; engines derive from it.
+    `rollout_engine.RolloutEngine` implements everything but `agenerate`; engines derive from it.
     """
 
     @abstractmethod

@@ -14,8 +14,9 @@ from typing import Any, TypeVar, cast
 
 from areal_pipe import packing, workflow_context
 from areal_pipe.engine import InferenceEngine
-from areal_pipe.errors import EngineUnavailable, StageTimeout, is_infrastructure
+from areal_pipe.errors import EngineUnavailable, StageTimeout, WorkflowError, is_infrastructure
 from areal_pipe.trajectory import Episode, Failure, Status, Trajectory
+from areal_pipe.watched import WatchedEngine
 from areal_pipe.workflow import Draft, RolloutWorkflow, StagedWorkflow
 from areal_pipe.workflow_context import WorkflowContext
 
@@ -82,10 +83,10 @@ class EpisodeRun:
             prompt: the tokenized prompt, where the workflow is staged and the group shares it.
         """
         self.workflow = workflow
-        self.engine = engine
+        self.engine = cast(InferenceEngine, WatchedEngine(engine, self._in_time))
         self.context = context
-        self._data = copy.deepcopy(dict(data))
-        self._draft = replace(prompt, data=self._data) if prompt else None
+        self._data = data
+        self._draft = prompt
         self._packed: Packed | None = None
         self._policy = policy
         self._stage = "episode"
@@ -109,7 +110,9 @@ class EpisodeRun:
 
     async def generate(self) -> None:
         """Append one turn."""
-        self._draft = await self._retrying("generate", self._generate_in_time)
+        self._draft = await self._retrying(
+            "generate", lambda: self._staged.generate(self.engine, self.draft)
+        )
 
     async def reward(self) -> None:
         """Score the last turn."""
@@ -124,7 +127,7 @@ class EpisodeRun:
         """Run `arun_episode` as one stage; every attempt gets its own copy of the data."""
 
         def attempt() -> Awaitable[Any]:
-            return self.workflow.arun_episode(self.engine, copy.deepcopy(self._data))
+            return self.workflow.arun_episode(self.engine, _own_copy(self._data))
 
         self._packed = Packed(await self._retrying("episode", attempt))
 
@@ -145,25 +148,31 @@ class EpisodeRun:
     async def settle(self, body: Awaitable[None]) -> Episode:
         """Await the stages, however they are orchestrated, and turn what happens into an outcome.
 
-        Only cancellation passes through: a cancelled episode has no outcome and stays missing.
+        Only a cancellation of this very task passes through: a cancelled episode has no outcome
+        and stays missing.
         """
         started = time.perf_counter()
         with workflow_context.within(self.context):
             try:
+                if self._draft is not None:  # the group shares the prompt, not the data
+                    self._draft = replace(self._draft, data=_own_copy(self._data))
                 await self._limited(body)
             # The boundary: user code may raise anything, and its siblings must not notice.
-            except Exception as error:  # noqa: BLE001
-                outcome = self._failed(error)
+            except (Exception, SystemExit, asyncio.CancelledError) as error:
+                if isinstance(error, asyncio.CancelledError) and _is_cancelled():
+                    raise
+                outcome = self._failed(_as_exception(error))
             else:
                 outcome = self._finished()
         return replace(outcome, duration_seconds=time.perf_counter() - started)
 
-    async def _generate_in_time(self) -> Draft:
+    async def _in_time(self, generate: Callable[[], Awaitable[None]]) -> None:
+        """Await one model call, whoever makes it, within its limit."""
         limit = self._policy.request_timeout_seconds
         scope = asyncio.timeout(limit)
         try:
             async with scope:
-                return await self._staged.generate(self.engine, self.draft)
+                await generate()
         except TimeoutError as error:
             if not scope.expired():
                 raise
@@ -185,7 +194,8 @@ class EpisodeRun:
             if not scope.expired():
                 raise
             raise StageTimeout(
-                f"an episode must end within {limit:g} s; it was in stage {self._stage}"
+                f"an episode must end within {limit:g} s (rollout.episode_timeout); it was in "
+                f"stage {self._stage}"
             ) from error
 
     async def _retrying(self, stage: str, call: Callable[[], Awaitable[T]]) -> T:
@@ -268,7 +278,7 @@ class GroupRun:
         """Tokenize the prompt that the members share, where the workflow has stages."""
         if isinstance(self.workflow, StagedWorkflow):
             with workflow_context.within(self._context(self.samples[0])):
-                self._prompt = await self.workflow.tokenize(copy.deepcopy(dict(self.data)))
+                self._prompt = await self.workflow.tokenize(_own_copy(self.data))
 
     async def tokenized(self, tokenize: Awaitable[None]) -> list[Episode]:
         """Await `tokenize`, however it is orchestrated; what it raises fails every member."""
@@ -312,6 +322,38 @@ class GroupRun:
             failure=_failure_of(error, stage="tokenize"),
             exception=error,
         )
+
+
+def _own_copy(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Members of a group never see each other's changes to the data."""
+    return copy.deepcopy(dict(data))
+
+
+def _is_cancelled() -> bool:
+    """Whether this task was told to end, as opposed to user code letting something escape."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def failed_to_store(episode: Episode, error: Exception) -> Episode:
+    """An episode whose result cannot be stored has failed, whatever it was."""
+    return Episode(
+        task_id=episode.task_id,
+        sample_idx=episode.sample_idx,
+        status=Status.FAILED,
+        failure=_failure_of(error, stage="store"),
+        exception=error,
+        duration_seconds=episode.duration_seconds,
+    )
+
+
+def _as_exception(error: BaseException) -> Exception:
+    """What would end the caller's task or process, raised by user code, is an error like others."""
+    if isinstance(error, Exception):
+        return error
+    wrapped = WorkflowError(f"a workflow must not let {type(error).__name__} escape: {error}")
+    wrapped.__cause__ = error
+    return wrapped
 
 
 def _failure_of(error: Exception, *, stage: str, attempts: int = 1) -> Failure:

@@ -9,11 +9,11 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from areal_pipe import packing
 from areal_pipe.engine import InferenceEngine, ShouldAcceptFn
@@ -21,8 +21,10 @@ from areal_pipe.episode import EpisodePolicy, GroupRun
 from areal_pipe.errors import WorkflowError
 from areal_pipe.grouping import GroupedRolloutWorkflow
 from areal_pipe.resolution import resolve_should_accept_fn, resolve_workflow
+from areal_pipe.row_stream import RowStream
 from areal_pipe.staleness import RolloutStat, StalenessManager
 from areal_pipe.storage.task_dump import DumpConfig, TaskDump
+from areal_pipe.task_outcome import RolloutStatistics, TaskOutcome, refused
 from areal_pipe.trajectory import Episode, Status
 from areal_pipe.workflow import RolloutWorkflow
 
@@ -31,8 +33,6 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 UNLIMITED_STALENESS = 10**12
-MAX_FRUITLESS = 10_000
-"""Prompts in a row without an accepted result after which an endless dataloader is given up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,22 +50,6 @@ class ExecutorConfig:
     """Write `{task_id}.jsonl` files; None: do not."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class TaskOutcome:
-    """What became of one submitted prompt."""
-
-    task_id: int
-    data: Mapping[str, Any]
-    status: Status
-    result: dict[str, Any] | None = None
-    """The (merged) result if accepted, else None."""
-    reason: str = ""
-    error: BaseException | None = None
-    """Why it failed."""
-    episodes: Sequence[Episode] = ()
-    """Every member's own outcome: members of a failed group are not lost."""
-
-
 @dataclass(kw_only=True, eq=False)
 class _Task:
     task_id: int
@@ -74,6 +58,8 @@ class _Task:
     workflow: RolloutWorkflow
     should_accept: ShouldAcceptFn | None
     is_eval: bool
+    is_bounded: bool
+    """Whether the staleness rule applies: not where the caller waits for this very result."""
 
 
 class WorkflowExecutor:
@@ -94,10 +80,12 @@ class WorkflowExecutor:
         self._known: dict[int, int] = {}
         """Order of submission of every task that was not handed out yet."""
         self._finished: dict[int, TaskOutcome] = {}
-        self._outcomes: list[TaskOutcome] = []
+        self.statistics = RolloutStatistics()
         self._running: set[asyncio.Task[None]] = set()
         self._expected_keys: dict[type, set[str]] = {}
-        self._streams: dict[int, Iterator[Any]] = {}
+        self._stream: RowStream | None = None
+        """Where prepare_batch stopped in its dataloader."""
+        self._closed = False
         self._ids, self._orders = count(), count()
         self._paused = False
         self._loop = asyncio.new_event_loop()
@@ -115,11 +103,18 @@ class WorkflowExecutor:
         group_size: int = 1,
         task_id: int | None = None,
         is_eval: bool = False,
+        *,
+        is_bounded: bool = True,
     ) -> int:
-        """See `InferenceEngine.submit`."""
+        """See `InferenceEngine.submit`.
+
+        Args:
+            is_bounded: False: start as soon as concurrency allows, staleness or not.
+        """
         resolved = resolve_workflow(workflow, workflow_kwargs, group_size)
         accept = resolve_should_accept_fn(should_accept_fn)
         with self._changed:
+            self._check_open()
             task_id = self._free_id() if task_id is None else task_id
             if task_id in self._known:
                 raise ValueError(
@@ -133,10 +128,12 @@ class WorkflowExecutor:
                 workflow=resolved,
                 should_accept=accept,
                 is_eval=is_eval,
+                is_bounded=is_bounded,
             )
             self._known[task_id] = task.order
             self._queued.append(task)
-            self.staleness.on_rollout_enqueued()
+            if task.is_bounded:
+                self.staleness.on_rollout_enqueued()
         self.wake()
         return task_id
 
@@ -167,36 +164,55 @@ class WorkflowExecutor:
         while (task := self._next_task()) is not None:
             running = self._loop.create_task(self._run(task))
             self._running.add(running)
-            running.add_done_callback(self._running.discard)
+            running.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
+        if not self._loop.is_closed():
+            self._start_what_may_run()
 
     def _next_task(self) -> _Task | None:
+        """The first queued task that may start now."""
         with self._changed:
-            if self._paused or not self._queued or self.staleness.get_capacity() <= 0:
+            if self._paused or len(self._running) >= self.config.max_concurrent_rollouts:
                 return None
-            self.staleness.on_rollout_submitted()
-            return self._queued.popleft()
+            may_start = self.staleness.get_capacity() > 0
+            task = next((t for t in self._queued if may_start or not t.is_bounded), None)
+            if task is not None:
+                self._queued.remove(task)
+                if task.is_bounded:
+                    self.staleness.on_rollout_submitted()
+            return task
 
     async def _run(self, task: _Task) -> None:
-        outcome = await self._outcome_of(task)
-        if self._dump is not None:
-            await asyncio.to_thread(
-                self._dump.write,
-                outcome.episodes,
-                data=task.data,
-                is_eval=task.is_eval,
-                engine_version=self._engine.get_version(),
-            )
+        try:
+            outcome = await self._outcome_of(task)
+            if self._dump is not None:
+                await asyncio.to_thread(
+                    self._dump.write,
+                    outcome.episodes,
+                    data=task.data,
+                    is_eval=task.is_eval,
+                    engine_version=self._engine.get_version(),
+                )
+        # The last boundary: without an outcome, whoever waits for the task waits for ever.
+        except Exception as error:  # noqa: BLE001
+            outcome = _failed(task, error, episodes=())
+        self._finish(task, outcome)
+
+    def _finish(self, task: _Task, outcome: TaskOutcome) -> None:
         with self._changed:
-            if outcome.status is Status.ACCEPTED:
+            if not task.is_bounded:
+                pass  # the staleness rule never counted it
+            elif outcome.status is Status.ACCEPTED:
                 self.staleness.on_rollout_accepted()
             elif outcome.status is Status.FAILED:
                 self.staleness.on_rollout_failed()
             else:
                 self.staleness.on_rollout_rejected()
             self._finished[task.task_id] = outcome
-            self._outcomes.append(outcome)
+            self.statistics.add(outcome)
             self._changed.notify_all()
-        self._start_what_may_run()
 
     async def _outcome_of(self, task: _Task) -> TaskOutcome:
         episodes = await self._episodes_of(task)
@@ -204,21 +220,14 @@ class WorkflowExecutor:
             result, status, reason = self._judge(task, episodes)
         # The boundary for filters and merging: user code again.
         except Exception as error:  # noqa: BLE001
-            logger.warning("task %d failed: %s: %s", task.task_id, type(error).__name__, error)
-            return TaskOutcome(
-                task_id=task.task_id,
-                data=task.data,
-                status=Status.FAILED,
-                error=error,
-                episodes=episodes,
-            )
+            return _failed(task, error, episodes=episodes)
         return TaskOutcome(
             task_id=task.task_id,
             data=task.data,
             status=status,
             result=result if status is Status.ACCEPTED else None,
             reason=reason,
-            episodes=episodes,
+            episodes=episodes if status is Status.ACCEPTED else refused(episodes, reason),
         )
 
     async def _episodes_of(self, task: _Task) -> list[Episode]:
@@ -248,7 +257,7 @@ class WorkflowExecutor:
                 raise episode.exception
             result = episode.result
         if result is None:
-            return None, Status.REJECTED, "the workflow returned None"
+            return None, Status.REJECTED, "rejected by the workflow or with its group"
         self._check_keys(task.workflow, result)
         if task.should_accept is not None and not task.should_accept(result):
             return None, Status.FILTERED, "should_accept_fn returned False"
@@ -278,7 +287,10 @@ class WorkflowExecutor:
         if count <= 0:
             raise ValueError(f"count must be positive, got {count}")
         with self._changed:
-            enough = self._changed.wait_for(lambda: len(self._finished) >= count, timeout)
+            enough = self._changed.wait_for(
+                lambda: len(self._finished) >= count or self._closed, timeout
+            )
+            self._check_open()
             if not enough and raise_timeout:
                 raise TimeoutError(
                     f"Timed out waiting for {count} results, only received {len(self._finished)}"
@@ -296,9 +308,16 @@ class WorkflowExecutor:
             TimeoutError: it did not finish in time.
         """
         with self._changed:
-            if task_id not in self._known:
+            ended = True
+            if task_id in self._known:
+                ended = self._changed.wait_for(
+                    lambda: task_id in self._finished or task_id not in self._known or self._closed,
+                    timeout,
+                )
+            self._check_open()
+            if task_id not in self._known:  # never was, or another thread was handed it
                 raise ValueError(f"Task {task_id} is never submitted.")
-            if self._changed.wait_for(lambda: task_id in self._finished, timeout):
+            if ended:
                 return self._hand_out(task_id)
         if raise_timeout:
             raise TimeoutError(f"Timed out waiting for task {task_id}")
@@ -306,7 +325,12 @@ class WorkflowExecutor:
 
     def _hand_out(self, task_id: int) -> TaskOutcome:
         del self._known[task_id]
+        self._changed.notify_all()
         return self._finished.pop(task_id)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("the executor was destroyed; its engine must be initialized anew")
 
     def rollout_batch(
         self, batch: Sequence[Mapping[str, Any]], submit: Callable[[Mapping[str, Any]], int]
@@ -334,18 +358,20 @@ class WorkflowExecutor:
         Raises:
             WorkflowError: a whole pass over the data brought no accepted result.
         """
-        size = int(getattr(dataloader, "batch_size", None) or self.config.consumer_batch_size)
-        stream = self._streams.setdefault(id(dataloader), _endless_rows(dataloader))
+        if self._stream is None or self._stream.dataloader is not dataloader:
+            self._stream = RowStream(dataloader)
+        stream = self._stream
+        size = stream.batch_size or self.config.consumer_batch_size
         accepted: list[TaskOutcome] = []
         seen = 0
         while len(accepted) < size and not (dynamic_bs and seen >= size):
             while self._outstanding() < self._wanted(size):
-                submit(next(stream))
+                submit(stream.next_row())
             [outcome] = self.wait(1)
             seen += 1
             if outcome.result is not None:
                 accepted.append(outcome)
-            elif not accepted and seen >= self._fruitless_limit(dataloader):
+            elif not accepted and seen >= stream.rows_per_pass:
                 raise WorkflowError(
                     f"{seen} prompts in a row brought no accepted result (the last one: "
                     f"{outcome.status}, {outcome.reason or outcome.error!r}); look at the workflow "
@@ -361,45 +387,37 @@ class WorkflowExecutor:
         ahead = batch_size + self.config.max_concurrent_rollouts
         return max(batch_size, min(self.staleness.get_pending_limit(), ahead))
 
-    def _fruitless_limit(self, dataloader: Iterable[Any]) -> int:
-        size = int(getattr(dataloader, "batch_size", None) or 1)
-        if not isinstance(dataloader, Sized):
-            return MAX_FRUITLESS
-        return max(1, len(dataloader) * size)
-
     # -- ending --
 
     def stats(self) -> RolloutStat:
         return self.staleness.get_stats()
 
-    def drain_outcomes(self) -> list[TaskOutcome]:
-        """Outcomes since the last call, for statistics."""
-        with self._changed:
-            outcomes, self._outcomes = self._outcomes, []
-            return outcomes
-
     def destroy(self) -> None:
-        """Cancel what runs and end the thread."""
+        """Cancel what runs, wake who waits (RuntimeError), and end the thread."""
 
         async def stop() -> None:
             for task in (running := list(self._running)):
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
 
-        if self._loop.is_closed():
-            return
+        with self._changed:
+            if self._closed:
+                return
+            self._closed = True
+            self._queued.clear()
+            self._changed.notify_all()
         self.run(stop()).result(timeout=30)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=30)
         self._loop.close()
 
 
-def _endless_rows(dataloader: Iterable[Any]) -> Iterator[Mapping[str, Any]]:
-    while True:
-        empty = True
-        for item in dataloader:
-            for row in cast(list[Any], item) if isinstance(item, list) else [item]:
-                empty = False
-                yield row
-        if empty:
-            raise WorkflowError("a dataloader must yield rows or lists of rows, it yielded none")
+def _failed(task: _Task, error: BaseException, *, episodes: Sequence[Episode]) -> TaskOutcome:
+    logger.warning("task %d failed: %s: %s", task.task_id, type(error).__name__, error)
+    return TaskOutcome(
+        task_id=task.task_id,
+        data=task.data,
+        status=Status.FAILED,
+        error=error,
+        episodes=refused(episodes, "its group failed"),
+    )

@@ -32,13 +32,13 @@ class InteractionWithTokenLogpReward:
     parent: "InteractionWithTokenLogpReward | None" = None
     """The call that this one continues."""
     chat_template_type: str = "hf"
-    """`concat`: prompts extend the parent's tokens; `hf`: each prompt is rendered anew."""
+    """How prompts were rendered, for AReaL's constructor; here the tokens themselves decide."""
     messages: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     output_message_list: list[dict[str, Any]] | None = None
     interaction_id: str | None = None
 
     def to_trajectory(self) -> Trajectory:
-        """Token columns of this call and, under `concat`, of the calls it continues.
+        """Token columns of this call and of the calls whose tokens its prompt extends.
 
         Raises:
             TrajectoryError: the call has no response.

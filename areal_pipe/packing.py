@@ -228,7 +228,8 @@ def trajectories_of(data: TensorDict) -> list[Trajectory]:
         return [interaction.to_trajectory() for interaction in data.values()]
     ids = data["input_ids"]
     lengths = _row_lengths(data["attention_mask"], ids)
-    return [_row(data, row, length) for row, length in enumerate(lengths)]
+    columns = _columns(data)
+    return [_row(data, columns, row, length) for row, length in enumerate(lengths)]
 
 
 def _row_lengths(mask: Any, ids: Tensor) -> list[int]:
@@ -244,22 +245,29 @@ def _row_lengths(mask: Any, ids: Tensor) -> list[int]:
     return lengths.tolist()
 
 
-def _row(data: TensorDict, row: int, length: int) -> Trajectory:
+def _columns(data: TensorDict) -> dict[str, NDArray[Any]]:
+    """The token columns of a batch, in the contract's dtypes."""
     batch, max_seqlen = data["input_ids"].shape
-    columns: dict[str, Any] = {
-        name: _token_column(name, data[name], (batch, max_seqlen), dtype)[row, :length]
-        for name, dtype in TOKEN_COLUMNS.items()
+    return {
+        name: _token_column(name, data[name], (batch, max_seqlen), dtype)
+        for name, dtype in {"input_ids": np.int32, **TOKEN_COLUMNS}.items()
         if name in data
     }
-    ids = _token_column("input_ids", data["input_ids"], (batch, max_seqlen), np.int32)
-    known = {"input_ids", "attention_mask", "rewards", *TOKEN_COLUMNS}
+
+
+def _row(
+    data: TensorDict, columns: Mapping[str, NDArray[Any]], row: int, length: int
+) -> Trajectory:
+    batch, max_seqlen = data["input_ids"].shape
+    known = {"attention_mask", "rewards", *columns}
     extras = {
         key: _extra(key, value, row, (batch, max_seqlen), length)
         for key, value in data.items()
         if key not in known
     }
     reward = _reward(data["rewards"], batch, row) if "rewards" in data else None
-    return Trajectory(input_ids=ids[row, :length], reward=reward, extras=extras, **columns)
+    cut = {name: column[row, :length] for name, column in columns.items()}
+    return Trajectory(reward=reward, extras=extras, **cut)
 
 
 def _token_column(key: str, value: Any, shape: tuple[int, int], dtype: Any) -> NDArray[Any]:

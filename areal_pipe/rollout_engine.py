@@ -7,8 +7,7 @@ from typing import Any
 
 from areal_pipe.continuation import generate_until_done
 from areal_pipe.engine import InferenceEngine, ModelRequest, ModelResponse, ShouldAcceptFn
-from areal_pipe.executor import ExecutorConfig, TaskOutcome, WorkflowExecutor
-from areal_pipe.trajectory import Status
+from areal_pipe.executor import ExecutorConfig, WorkflowExecutor
 
 WorkflowKwargs = Mapping[str, Any] | None
 Accept = ShouldAcceptFn | str | None
@@ -25,7 +24,7 @@ class RolloutEngine(InferenceEngine):
         self._executor_config = executor_config
         self._executor: WorkflowExecutor | None = None
         self._version = 0
-        self._version_lock = threading.Lock()
+        self._lock = threading.RLock()
 
     @abstractmethod
     async def generate_segment(self, req: ModelRequest) -> ModelResponse:
@@ -42,9 +41,10 @@ class RolloutEngine(InferenceEngine):
     @property
     def executor(self) -> WorkflowExecutor:
         """The background executor, started on first use."""
-        if self._executor is None:
-            self._executor = WorkflowExecutor(self, self._executor_config)
-        return self._executor
+        with self._lock:
+            if self._executor is None:
+                self._executor = WorkflowExecutor(self, self._executor_config)
+            return self._executor
 
     def initialize(self) -> None:
         """Nothing to load unless a subclass says so."""
@@ -91,7 +91,9 @@ class RolloutEngine(InferenceEngine):
         group_size: int = 1,
     ) -> list[dict[str, Any] | None]:
         def submit(row: Mapping[str, Any]) -> int:
-            return self.submit(row, workflow, workflow_kwargs, should_accept_fn, group_size)
+            return self.executor.submit(
+                row, workflow, workflow_kwargs, should_accept_fn, group_size, is_bounded=False
+            )
 
         return [o.result for o in self.executor.rollout_batch(data, submit)]
 
@@ -117,26 +119,15 @@ class RolloutEngine(InferenceEngine):
         self.executor.resume()
 
     def set_version(self, version: int) -> None:
-        with self._version_lock:
+        with self._lock:
             self._version = version
         if self._executor is not None:
             self._executor.wake()
 
     def get_version(self) -> int:
-        with self._version_lock:
+        with self._lock:
             return self._version
 
     def export_stats(self) -> dict[str, float]:
         """`rollout/{status}` counts, and the mean `rollout/reward` with `rollout/reward__count`."""
-        outcomes = self.executor.drain_outcomes()
-        stats = {f"rollout/{s}": float(sum(o.status is s for o in outcomes)) for s in Status}
-        rewards = [r for o in outcomes for r in _rewards_of(o)]
-        stats["rollout/reward__count"] = float(len(rewards))
-        if rewards:
-            stats["rollout/reward"] = sum(rewards) / len(rewards)
-        return stats
-
-
-def _rewards_of(outcome: TaskOutcome) -> list[float]:
-    accepted = [e for e in outcome.episodes if e.status is Status.ACCEPTED]
-    return [e.reward for e in accepted if e.reward is not None]
+        return self.executor.statistics.take()

@@ -171,7 +171,7 @@ class Failure:
     """Why an episode has no outcome: enough to decide on a retry and to find the cause."""
 
     stage: str
-    """tokenize | generate | reward | pack | episode."""
+    """tokenize | generate | reward | pack | episode | store."""
     error_class: str
     """Name of the exception's class."""
     message: str

@@ -10,6 +10,7 @@ from prefect.states import Completed, Failed
 from areal_pipe.campaign.config import CampaignConfig
 from areal_pipe.campaign.registry import campaign_of
 from areal_pipe.campaign.run import count_missing
+from areal_pipe.errors import ArealPipeError
 from flows.rollout import rollout
 
 
@@ -28,6 +29,8 @@ async def campaign(config: CampaignConfig) -> State[Any]:
     async with asyncio.TaskGroup() as shards:
         runs = [shards.create_task(final_state(config, shard)) for shard in missing]
     states = [run.result() for run in runs]
+    for state in states:
+        await raise_outage(state)
     failed = [state for state in states if not state.is_completed()]
     if failed:
         reasons = "; ".join(state.message or "no reason given" for state in failed)
@@ -39,3 +42,10 @@ async def final_state(config: CampaignConfig, shard: int) -> State[Any]:
     """Run a shard's rollout; its failure is a state here, not an exception."""
     run: Any = rollout(config, shard, return_state=True)
     return await run
+
+
+async def raise_outage(state: State[Any]) -> None:
+    """An error that is no episode's own, such as an unwritable store, is the campaign's error."""
+    error = await state.aresult(raise_on_failure=False)
+    if isinstance(error, ArealPipeError):
+        raise error

@@ -1,5 +1,6 @@
 """Roll out one shard: run what is missing of it, close its groups, commit."""
 
+import asyncio
 from typing import Any
 
 from prefect import flow
@@ -9,7 +10,7 @@ from prefect.states import Completed, Failed
 from areal_pipe.campaign.config import CampaignConfig
 from areal_pipe.campaign.registry import campaign_of
 from areal_pipe.campaign.shard import ShardRun
-from areal_pipe.campaign.summary import describe_failures
+from areal_pipe.campaign.summary import describe_open
 from areal_pipe.episode import EpisodeRun, GroupRun
 from tasks import episodes
 from tasks.shards import commit, list_failures
@@ -32,7 +33,8 @@ async def rollout(config: CampaignConfig, shard: int) -> State[Any]:
         manifest = await commit(run)
         if manifest.failures:
             await list_failures(run, manifest.failures)
-            return Failed(message=describe_failures(manifest.failures, run.num_episodes))
+        if not run.is_closed:
+            return Failed(message=describe_open(manifest, run.num_episodes))
     return Completed(message=f"{run.num_episodes} episodes committed")
 
 
@@ -45,7 +47,7 @@ async def roll_out_group(run: ShardRun, group: GroupRun) -> None:
         if failed := await group.tokenized(tokenize(run, group)):
             await run.record_all(failed)
             return
-        async with run.group_tasks() as members:
+        async with asyncio.TaskGroup() as members:
             for member in group.members():
                 members.create_task(roll_out_member(run, member))
 

@@ -5,20 +5,20 @@ import os
 import uuid
 from collections.abc import Generator
 from contextlib import contextmanager
+from typing import Any
 
 from rich.console import Console
 
 from areal_pipe.campaign import registry
+from areal_pipe.campaign.config import CampaignConfig
 from areal_pipe.campaign.runtime import Campaign
-from infra.prefect_server import PrefectServer, managed_server
+from areal_pipe.errors import ArealPipeError
+from infra.prefect_server import PrefectServer, ServerError, managed_server
 
 console = Console()
 
 SEND_SECONDS = 20.0
 """Limit on handing the last events and log lines to the server."""
-
-# The console belongs to the progress bar; the server still gets the log lines.
-os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
 
 
 def run_with_prefect(campaign: Campaign, shards: list[int]) -> None:
@@ -27,6 +27,8 @@ def run_with_prefect(campaign: Campaign, shards: list[int]) -> None:
     Uses the server that PREFECT_API_URL or the active Prefect profile names; else starts a local
     one and stops it when everything has been recorded.
     """
+    # The console belongs to the progress bar; the server still gets the log lines.
+    os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
     with _server() as server:
         _run_flow(campaign, server, num_shards=len(shards))
 
@@ -37,7 +39,13 @@ def _server() -> Generator[PrefectServer | None]:
     from prefect.settings import PREFECT_API_URL, get_current_settings, temporary_settings
 
     if url := get_current_settings().api.url:
-        console.print(f"Prefect: {url.removesuffix('/api')}")
+        server = PrefectServer(url.removesuffix("/api"))
+        if not server.is_healthy():
+            raise ServerError(
+                f"no Prefect server answers at {url} (PREFECT_API_URL or the active profile); "
+                "start it, unset the setting to get a local one, or pass --no-prefect"
+            )
+        console.print(f"Prefect: {server.url}")
         yield None
         return
     console.print("Starting a local Prefect server ...")
@@ -48,6 +56,7 @@ def _server() -> Generator[PrefectServer | None]:
 
 def _run_flow(campaign: Campaign, server: PrefectServer | None, *, num_shards: int) -> None:
     from prefect import tags
+    from prefect.exceptions import TerminationSignal
 
     from flows.campaign import campaign as campaign_flow
     from tasks.policies import task_runs_started
@@ -59,7 +68,9 @@ def _run_flow(campaign: Campaign, server: PrefectServer | None, *, num_shards: i
     registry.register(campaign)
     try:
         with tags(*described, run_tag):
-            asyncio.run(campaign_flow(config.without_secrets(), return_state=True))
+            asyncio.run(_final_result(campaign_flow, config.without_secrets()))
+    except TerminationSignal as error:  # SIGTERM ends a run the way Ctrl-C does
+        raise KeyboardInterrupt from error
     finally:
         registry.forget(campaign)
         _send_everything()
@@ -69,6 +80,14 @@ def _run_flow(campaign: Campaign, server: PrefectServer | None, *, num_shards: i
         recorded = server.drain(run_tag, started)
         lost = f" of {started}; the store has them all" if recorded < started else ""
         console.print(f"Prefect recorded {recorded} task runs{lost}.")
+
+
+async def _final_result(flow: Any, config: CampaignConfig) -> None:
+    """Run the campaign flow; raises our errors, but for failed episodes: those are stored."""
+    state = await flow(config, return_state=True)
+    error = await state.aresult(raise_on_failure=False)
+    if isinstance(error, ArealPipeError):
+        raise error
 
 
 def _send_everything() -> None:

@@ -16,7 +16,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Generator
 from dataclasses import dataclass
@@ -69,8 +68,22 @@ class PrefectServer:
             data=json.dumps({"task_runs": runs}).encode(),
             headers={"Content-Type": "application/json"},
         )
-        with urllib.request.urlopen(request, timeout=30) as response:
-            return int(response.read())
+        try:
+            with urllib.request.urlopen(request, timeout=30) as response:
+                return int(response.read())
+        except OSError as error:
+            raise ServerError(
+                f"the Prefect server at {self.url} does not answer ({error}); what is committed "
+                "is in the store, run again for the rest"
+            ) from error
+
+    def is_healthy(self) -> bool:
+        """Whether it answers."""
+        try:
+            with urllib.request.urlopen(f"{self.api_url}/health", timeout=5) as response:
+                return response.status == 200
+        except OSError:
+            return False
 
     def drain(self, tag: str, expected: int) -> int:
         """Wait until `expected` ended task runs are recorded; returns how many are."""
@@ -165,20 +178,12 @@ def _wait_until_healthy(
     server: PrefectServer, process: subprocess.Popen[bytes], folder: Path
 ) -> None:
     deadline = time.monotonic() + START_SECONDS
-    while not _is_healthy(server):
+    while not server.is_healthy():
         if process.poll() is not None or time.monotonic() > deadline:
             why = "exited" if process.poll() is not None else f"is not up after {START_SECONDS:g} s"
             tail = (folder / "server.log").read_text(errors="replace")[-2000:]
             raise ServerError(f"the local Prefect server {why}; the end of its log:\n{tail}")
         time.sleep(0.2)
-
-
-def _is_healthy(server: PrefectServer) -> bool:
-    try:
-        with urllib.request.urlopen(f"{server.api_url}/health", timeout=5) as response:
-            return response.status == 200
-    except (urllib.error.URLError, ConnectionError, TimeoutError):
-        return False
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

@@ -30,6 +30,7 @@ async def list_failures(run: ShardRun, failures: list[FailureRecord]) -> None:
             "failed",
             config.experiment_name,
             config.trial_name,
+            config.rollout.scope,
             str(config.rollout.version),
             str(run.shard),
         ),

@@ -31,7 +31,8 @@ def log_line(variable: str, line: str) -> None:
 class CountingWorkflow(RolloutWorkflow):
     """A plain workflow without stages: asks the engine once; fails or rejects on demand.
 
-    Row columns: `number` (the prompt), `fail_samples` and `reject_samples` (sample indices).
+    Row columns: `number` (the prompt); `fail_samples`, `reject_samples` and `odd_samples` (sample
+    indices; odd ones return something that cannot be stored).
     Failing stops once the file named by AREAL_PIPE_TEST_MENDED exists.
     """
 
@@ -45,7 +46,10 @@ class CountingWorkflow(RolloutWorkflow):
         response = await engine.agenerate(ModelRequest(input_ids=[data["number"]]))
         if context.sample_idx in data.get("reject_samples", []):
             return None
-        return tensors_of(response, reward=float(context.sample_idx or 0))
+        tensors: dict[str, Any] = tensors_of(response, reward=float(context.sample_idx or 0))
+        if context.sample_idx in data.get("odd_samples", []):
+            tensors["tree"] = [{(1, 2): 3}]
+        return tensors
 
 
 def is_mended() -> bool:

@@ -14,6 +14,7 @@ from areal_pipe.errors import ConfigError
 from areal_pipe.grouping import GroupPolicy
 from areal_pipe.sections import Section, describe_errors
 from areal_pipe.storage import keys
+from areal_pipe.storage.objects import is_s3
 
 Granularity = Literal["stage", "episode", "group"]
 
@@ -61,6 +62,10 @@ class ClusterConfig(Section):
         description="A folder or any fsspec URL: s3://bucket/prefix, file:///data"
     )
     s3: S3Config = Field(default_factory=S3Config)
+
+    def options_for(self, url: str) -> dict[str, Any]:
+        """fsspec options for an address of this campaign; only S3 needs any."""
+        return self.s3.storage_options() if is_s3(url) else {}
 
 
 class EngineConfig(Section):
@@ -134,7 +139,9 @@ class RolloutConfig(Section):
     data_retries: int = Field(0, ge=0)
     backoff_seconds: float = Field(0.5, gt=0)
     episode_timeout: float | None = Field(None, gt=0, description="Seconds")
-    reward_timeout: float = Field(15.0, gt=0, description="Seconds")
+    reward_timeout: float = Field(
+        15.0, gt=0, description="Seconds; for workflows that take reward_timeout_seconds"
+    )
     request_timeout: float = Field(3600.0, gt=0, description="Seconds for one generation")
 
     @model_validator(mode="after")
@@ -196,7 +203,12 @@ class CampaignConfig(Section):
         if isinstance(value, dict) and isinstance(rollout := value.get("rollout"), dict):
             fileroot = rollout.get("fileroot")
             cluster = value.get("cluster") or {}
-            if fileroot is not None and isinstance(cluster, dict) and "fileroot" not in cluster:
+            if fileroot is not None and isinstance(cluster, dict):
+                if cluster.get("fileroot", fileroot) != fileroot:
+                    raise ValueError(
+                        f"rollout.fileroot={fileroot!r} and cluster.fileroot="
+                        f"{cluster['fileroot']!r} differ; give one of them"
+                    )
                 return value | {"cluster": cluster | {"fileroot": fileroot}}
         return value
 

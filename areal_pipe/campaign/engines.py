@@ -11,7 +11,7 @@ def build_engine(config: CampaignConfig) -> RolloutEngine:
     section = config.engine
     if section.kind == "scripted":
         script = import_from_string(section.script)
-        return ScriptedEngine(script, latency_seconds=section.latency_seconds)
+        return ScriptedEngine(script, latency_seconds=section.latency_seconds, keep_requests=False)
     from areal_pipe.engines.transformers_local import TransformersEngine  # slow to import
 
     return TransformersEngine(

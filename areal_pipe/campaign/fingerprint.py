@@ -41,7 +41,8 @@ def recipe_of(config: CampaignConfig, prompts: Iterable[Prompt]) -> dict[str, An
         "gconfig": config.gconfig.model_dump(mode="json", exclude_none=True),
         "engine": engine.kind,
         "dtype": engine.dtype,
-        "model": _model_digest(engine.model) if engine.model else _script_digest(engine.script),
+        "model": _model_digest(engine.model) if engine.model else None,
+        "script": _script_digest(engine.script) if engine.script else None,
         "tokenizer": _folder_digest(config.tokenizer_path, _TOKENIZER_FILES),
         "chat_template": _folder_digest(config.tokenizer_path, ("chat_template.jinja",)),
     }

@@ -26,5 +26,5 @@ def forget(campaign: Campaign) -> None:
 
 
 def _key(config: CampaignConfig) -> str:
-    # Without access settings: flow parameters do not carry them.
-    return json.dumps(config.storable(), sort_keys=True)
+    # Without credentials: flow parameters do not carry them.
+    return json.dumps([config.storable(), config.cluster.s3.endpoint_url], sort_keys=True)

@@ -3,7 +3,7 @@
 import asyncio
 
 from areal_pipe.campaign.runtime import Campaign
-from areal_pipe.campaign.shard import ShardRun
+from areal_pipe.campaign.shard import ShardRun, root_cause
 from areal_pipe.episode import GroupRun
 from areal_pipe.storage.manifest import Manifest
 
@@ -47,9 +47,3 @@ async def roll_out(run: ShardRun, group: GroupRun) -> None:
     """Run a group's missing members when it is its turn, keeping each outcome as it comes."""
     async with run.campaign.group_slots:
         await run.record_group(group)
-
-
-def root_cause(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first single exception inside nested groups."""
-    first = errors.exceptions[0]
-    return root_cause(first) if isinstance(first, BaseExceptionGroup) else first

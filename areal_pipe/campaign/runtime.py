@@ -16,6 +16,7 @@ from areal_pipe.campaign.fingerprint import differing_fields, fingerprint_of, re
 from areal_pipe.datasets.load import Prompt, load_prompts
 from areal_pipe.errors import ConcurrentWrite, RecipeMismatch, WorkflowError
 from areal_pipe.resolution import import_from_string, resolve_workflow
+from areal_pipe.rewards.pool import close_default_pool
 from areal_pipe.storage.keys import TrialKeys
 from areal_pipe.storage.manifest import CampaignRecord, VersionRecord
 from areal_pipe.storage.objects import open_store
@@ -34,9 +35,7 @@ class Campaign:
     def __init__(self, config: CampaignConfig, prompts: list[Prompt]) -> None:
         self.config = config
         self.prompts = prompts
-        self.store = open_store(
-            config.trial_url, config.cluster.s3.storage_options() if _is_s3(config) else None
-        )
+        self.store = open_store(config.trial_url, config.cluster.options_for(config.trial_url))
         self._record_key = TrialKeys("").campaign
         self.keys = TrialKeys("").version(config.rollout.scope, config.rollout.version)
         self.record = self._planned_record()
@@ -60,7 +59,9 @@ class Campaign:
             RecipeMismatch: this version holds trajectories of another recipe.
             StorageError: the store cannot be reached or written.
         """
-        prompts = load_prompts(config.dataset, storage_options=config.cluster.s3.storage_options())
+        prompts = load_prompts(
+            config.dataset, storage_options=config.cluster.options_for(config.dataset.path)
+        )
         campaign = cls(config, prompts)
         campaign._register(write=register)
         return campaign
@@ -112,10 +113,6 @@ class Campaign:
         path = self.config.tokenizer_path
         return None if path is None else load_tokenizer(path)
 
-    @property
-    def decoder(self) -> Any:
-        return self.tokenizer
-
     @functools.cached_property
     def workflow(self) -> RolloutWorkflow:
         """The workflow, built with the arguments its constructor takes.
@@ -147,6 +144,7 @@ class Campaign:
         """Free the engine and the store's thread."""
         if "engine" in self.__dict__:
             self.engine.destroy()
+            close_default_pool()
         self._store_thread.shutdown(wait=True)
 
     def _planned_record(self) -> VersionRecord:
@@ -208,10 +206,6 @@ class Campaign:
             f"  {differing}\n"
             "Choose another trial_name or rollout.version, or put these settings back."
         )
-
-
-def _is_s3(config: CampaignConfig) -> bool:
-    return config.cluster.fileroot.startswith(("s3://", "s3a://"))
 
 
 def _releases() -> dict[str, str]:

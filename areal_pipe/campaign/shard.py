@@ -1,9 +1,9 @@
 """One shard under way: what is missing, what finished, and committing it.
 
 The order of writes is the whole protocol. Finished episodes go to the ledger at once. A commit
-writes the closed groups as a part, then their dumps, then swaps the manifest, then drops ledger
-objects that it made superfluous. A crash between any two leaves a state from which the next run
-goes on; readers see only what the manifest names.
+writes the closed groups as a part, then swaps the manifest, then writes their dumps, then drops
+ledger objects that it made superfluous. A crash between any two leaves a state from which the next
+run goes on; readers see only what the manifest names.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Iterable
 from dataclasses import dataclass, field
 
 from areal_pipe.campaign.runtime import Campaign
-from areal_pipe.episode import EpisodeRun, GroupRun
+from areal_pipe.episode import EpisodeRun, GroupRun, failed_to_store
 from areal_pipe.grouping import GroupState, GroupVerdict, close_group
 from areal_pipe.storage.dump import to_jsonl
 from areal_pipe.storage.ledger import LedgerWriter, read_ledger
@@ -68,9 +68,15 @@ class ShardRun:
         return sum(len(samples) for samples in self._missing().values())
 
     @property
-    def is_whole(self) -> bool:
-        """Everything is closed and committed."""
+    def is_closed(self) -> bool:
+        """No group is open."""
         return len(self._state.manifest.closed) == len(self._prompts)
+
+    @property
+    def is_whole(self) -> bool:
+        """Everything is closed, dumped, and cleaned up after."""
+        pending = self._state.manifest.undumped or self._state.ledger_keys
+        return self.is_closed and not pending
 
     def groups(self) -> list[GroupRun]:
         """The groups with missing episodes, and which of their members to run."""
@@ -94,15 +100,21 @@ class ShardRun:
         Raises:
             StorageError: it could not be stored.
         """
-        rows = rows_of(
-            episode,
-            data=self._prompts[episode.task_id].data,
-            decoder=self.campaign.decoder,
-        )
+        episode, rows = self._rows_of(episode)
         if episode.status is not Status.FAILED:
             await self._ledger.append(rows)
         self._state.rows[episode.task_id, episode.sample_idx] = rows
         self.campaign.on_episode(episode)
+
+    def _rows_of(self, episode: Episode) -> tuple[Episode, list[Row]]:
+        """An episode's rows; if its result cannot be stored, those of a failed episode."""
+        data = self._prompts[episode.task_id].data
+        try:
+            return episode, rows_of(episode, data=data, decoder=self.campaign.tokenizer)
+        # The boundary once more: what a workflow returned is as foreign as what it raised.
+        except Exception as error:  # noqa: BLE001
+            failed = failed_to_store(episode, error)
+            return failed, rows_of(failed, data=data, decoder=None)
 
     async def record_group(self, group: GroupRun) -> None:
         """Run a group's missing members and keep each outcome as it comes."""
@@ -123,10 +135,15 @@ class ShardRun:
 
     @contextlib.asynccontextmanager
     async def group_tasks(self) -> AsyncGenerator[asyncio.TaskGroup]:
-        """A task group for the shard's groups; if it is interrupted, writes under way end first."""
+        """A task group for the shard's groups; if it is interrupted, writes under way end first.
+
+        Raises the first error as it is, not wrapped into groups.
+        """
         try:
             async with asyncio.TaskGroup() as groups:
                 yield groups
+        except BaseExceptionGroup as errors:
+            raise root_cause(errors) from errors
         finally:
             await self._ledger.drain()
 
@@ -161,16 +178,24 @@ class ShardRun:
     def _commit(self) -> _State:
         verdicts = self._verdicts()
         closed = {t: v for t, v in verdicts.items() if v.state is not GroupState.OPEN}
-        rows = [r for t, v in closed.items() for r in self._closed_rows(t, v)]
+        rows = self._closed_rows(closed)
         manifest = self._manifest_after(verdicts, rows)
         if rows:
             manifest.parts.append(self._write_part(rows, n=len(manifest.parts)))
-            self._write_dumps(rows)
         kept = self._carry_over(set(closed))
-        key = self.campaign.keys.manifest(self.shard)
-        tag = self.campaign.store.swap(key, manifest.to_bytes(), tag=self._state.tag)
+        tag = self._swap(manifest, self._state.tag)
+        # From here on the commit stands. Dumps and cleaning up are finished by the next run if need
+        # be: it finds `undumped` tasks in the manifest, or ledger objects of closed groups.
+        if manifest.undumped:
+            self._write_dumps(manifest, rows)
+            manifest = manifest.model_copy(update={"undumped": []})
+            tag = self._swap(manifest, tag)
         self.campaign.store.delete(k for k in self._state.ledger_keys if k not in kept.ledger_keys)
         return _State(manifest, tag, kept.ledger_keys, kept.rows)
+
+    def _swap(self, manifest: Manifest, tag: str | None) -> str:
+        key = self.campaign.keys.manifest(self.shard)
+        return self.campaign.store.swap(key, manifest.to_bytes(), tag=tag)
 
     def _verdicts(self) -> dict[int, GroupVerdict]:
         """Verdict on every group that was not closed before."""
@@ -182,10 +207,14 @@ class ShardRun:
         policy = self.campaign.config.rollout.group_policy()
         return {t: close_group(members, policy) for t, members in statuses.items()}
 
-    def _closed_rows(self, task_id: int, verdict: GroupVerdict) -> list[Row]:
-        """A closed group's rows; a rejected group leaves no accepted rows to train on."""
-        rows = [r for (t, _), rs in sorted(self._state.rows.items()) if t == task_id for r in rs]
-        return [_closed(row, verdict) for row in rows]
+    def _closed_rows(self, closed: dict[int, GroupVerdict]) -> list[Row]:
+        """Rows of closed groups; a rejected group leaves no accepted rows to train on."""
+        return [
+            _closed(row, closed[task_id])
+            for (task_id, _), rows in sorted(self._state.rows.items())
+            if task_id in closed
+            for row in rows
+        ]
 
     def _manifest_after(self, verdicts: dict[int, GroupVerdict], rows: list[Row]) -> Manifest:
         def tasks(state: GroupState) -> list[int]:
@@ -201,6 +230,7 @@ class ShardRun:
             rejected=sorted([*before.rejected, *tasks(GroupState.REJECTED)]),
             open=open_tasks,
             failures=self._failures(open_tasks),
+            undumped=self._undumped(verdicts),
             tally=Tally.total([before.tally, tally_of(rows, set(accepted))]),
             busy_seconds=before.busy_seconds + time.time() - self._started,
             updated_at=time.time(),
@@ -236,12 +266,23 @@ class ShardRun:
             sha256=hashlib.sha256(data).hexdigest(),
         )
 
-    def _write_dumps(self, rows: list[Row]) -> None:
+    def _undumped(self, verdicts: dict[int, GroupVerdict]) -> list[int]:
         if not self.campaign.config.rollout.dump_to_file:
-            return
-        by_task: dict[int, list[Row]] = {}
+            return []
+        closed = [t for t, v in verdicts.items() if v.state is not GroupState.OPEN]
+        return sorted([*self._state.manifest.undumped, *closed])
+
+    def _write_dumps(self, manifest: Manifest, rows: list[Row]) -> None:
+        """One object per prompt; what an earlier run committed is read back from its parts."""
+        by_task: dict[int, list[Row]] = {task_id: [] for task_id in manifest.undumped}
         for row in rows:
-            by_task.setdefault(row["task_id"], []).append(row)
+            by_task[row["task_id"]].append(row)
+        if not all(by_task.values()):
+            stored = self.campaign.stored
+            late = (r for part in self._state.manifest.parts for r in stored.part_rows(part))
+            for row in late:
+                if row["task_id"] in by_task:
+                    by_task[row["task_id"]].append(row)
         self.campaign.store.put_many(
             {self.campaign.keys.dump(t): to_jsonl(group) for t, group in by_task.items()}
         )
@@ -266,6 +307,12 @@ def _closed(row: Row, verdict: GroupVerdict) -> Row:
     if verdict.state is GroupState.REJECTED and row["status"] == Status.ACCEPTED:
         row |= {"status": str(Status.FILTERED), "reason": f"group rejected: {verdict.reason}"}
     return row
+
+
+def root_cause(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first single exception inside nested groups."""
+    first = errors.exceptions[0]
+    return root_cause(first) if isinstance(first, BaseExceptionGroup) else first
 
 
 def _read_state(campaign: Campaign, shard: int) -> _State:

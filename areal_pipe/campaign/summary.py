@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from areal_pipe.storage.manifest import FailureRecord, Tally, VersionRecord
+from areal_pipe.storage.manifest import FailureRecord, Manifest, Tally, VersionRecord
 from areal_pipe.storage.trial import StoredVersion
 from areal_pipe.trajectory import Status
 
@@ -63,8 +63,11 @@ def summarize(version: StoredVersion) -> Summary:
     )
 
 
-def describe_failures(failures: Sequence[FailureRecord], num_episodes: int) -> str:
-    """One sentence for people: how many failed, of what, and what to do."""
+def describe_open(manifest: Manifest, num_episodes: int) -> str:
+    """One sentence for people about a shard that is not whole: what failed, and what to do."""
+    failures = manifest.failures
+    if not failures:
+        return f"{len(manifest.open)} groups are open; running again completes them"
     classes = Counter(f.error_class for f in failures).most_common()
     counts = ", ".join(f"{n} {name}" for name, n in classes)
     return (

@@ -28,10 +28,12 @@ def doctor_command(path: str, overrides: list[str]) -> int:
     )
     if problems:
         return problems
-    campaign = Campaign.open(config, register=False)
+    opened: list[Campaign] = []
+    if _check("recipe", lambda: _recipe(config, opened)):
+        return 1
+    [campaign] = opened
     try:
         for name, probe in (
-            ("recipe", lambda: f"{campaign.record.num_episodes} episodes planned"),
             ("tokenizer", lambda: _tokenizer(campaign)),
             ("workflow", lambda: type(campaign.workflow).__name__),
             ("engine", lambda: _engine(campaign)),
@@ -45,25 +47,32 @@ def doctor_command(path: str, overrides: list[str]) -> int:
 def _check(name: str, probe: Callable[[], str]) -> int:
     try:
         console.print(f"[green]✓[/] {name}: {probe()}", soft_wrap=True)
-    except ArealPipeError as error:
+    # Whatever a probe runs into is what the doctor is there to tell.
+    except Exception as error:  # noqa: BLE001
         console.print(f"[red]✗[/] {name}: ", end="")
-        console.print(str(error), markup=False, soft_wrap=True)
+        kind = "" if isinstance(error, ArealPipeError) else f"{type(error).__name__}: "
+        console.print(f"{kind}{error}", markup=False, soft_wrap=True)
         return 1
     return 0
 
 
 def _dataset(config: CampaignConfig) -> str:
-    prompts = load_prompts(config.dataset, storage_options=config.cluster.s3.storage_options())
+    options = config.cluster.options_for(config.dataset.path)
+    prompts = load_prompts(config.dataset, storage_options=options)
     return f"{len(prompts)} prompts in {config.dataset.path}"
 
 
 def _storage(config: CampaignConfig) -> str:
-    s3 = config.cluster.fileroot.startswith("s3://")
-    store = open_store(config.trial_url, config.cluster.s3.storage_options() if s3 else None)
+    store = open_store(config.trial_url, config.cluster.options_for(config.trial_url))
     key = f"doctor-{uuid.uuid4().hex}"
     store.put(key, b"areal-pipe doctor")
     store.delete([key])
     return f"{config.trial_url} is writable"
+
+
+def _recipe(config: CampaignConfig, opened: list[Campaign]) -> str:
+    opened.append(Campaign.open(config, register=False))
+    return f"{opened[0].record.num_episodes} episodes planned"
 
 
 def _tokenizer(campaign: Campaign) -> str:

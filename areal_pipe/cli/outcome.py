@@ -16,6 +16,8 @@ EXIT_ERROR = 3
 """Storage, engine or orchestration broke."""
 EXIT_INTERRUPTED = 130
 
+_EXTRA_OF = {"torch": "torch", "transformers": "torch", "math_verify": "rewards", "s3fs": "s3"}
+
 errors_console = Console(stderr=True)
 
 
@@ -24,6 +26,14 @@ def report_errors() -> Generator[None]:
     """Turn our own errors into a message and an exit code; others are bugs and keep a traceback."""
     try:
         yield
+    except ModuleNotFoundError as error:
+        extra = _EXTRA_OF.get((error.name or "").split(".")[0])
+        if extra is None:
+            raise
+        errors_console.print(
+            f"This needs the package {error.name!r}: pip install 'areal-pipe\\[{extra}]'"
+        )
+        sys.exit(EXIT_BAD_INPUT)
     except ArealPipeError as error:
         bad_input = isinstance(error, ConfigError | DatasetError | WorkflowError)
         errors_console.print(f"[bold red]{type(error).__name__}[/]: ", end="")

@@ -1,5 +1,6 @@
 """`show`, `stats` and `check`: commands that read a stored trial."""
 
+import contextlib
 import importlib
 import importlib.util
 import json
@@ -41,11 +42,25 @@ def check_command(url: str, *, endpoint_url: str | None) -> list[Finding]:
     findings = list(check_trial(trial))
     for finding in findings:
         console.print(f"[red]✗[/] {finding.where}: {finding.problem}", soft_wrap=True)
+    for version in trial.versions:
+        _print_incomplete(version)
     parts = [p for v in trial.versions for m in v.manifests() for p in m.parts]
     sound = f"{len(parts)} parts, {sum(p.rows for p in parts)} trajectories"
     verdict = f"[red]{len(findings)} problems[/] in" if findings else "[green]sound[/]:"
     console.print(f"{trial.url}: {verdict} {sound}", soft_wrap=True)
     return findings
+
+
+def _print_incomplete(version: StoredVersion) -> None:
+    """What is not there yet: no damage, but good to know."""
+    with contextlib.suppress(StorageError):  # a damaged manifest is among the findings
+        summary = summarize(version)
+        if not summary.is_whole:
+            committed = sum(1 for _ in version.manifests())
+            console.print(
+                f"[yellow]incomplete[/]: {version.name} has {summary.open_groups} open groups; "
+                f"{committed} of {version.record.num_shards} shards were committed"
+            )
 
 
 def stats_command(url: str, *, endpoint_url: str | None) -> None:

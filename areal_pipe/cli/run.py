@@ -3,6 +3,7 @@
 import asyncio
 import importlib
 import signal
+import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
@@ -18,6 +19,9 @@ from areal_pipe.cli.tables import print_summary
 from areal_pipe.errors import ConfigError
 
 console = Console()
+
+STOP_SECONDS = 4.0
+"""Limit on finishing what an interrupted run is writing."""
 
 LAUNCHER = "infra.launch"
 """Starts the flows. Not part of the wheel: the library works without it."""
@@ -65,12 +69,21 @@ def _finish(campaign: Campaign, meter: RunMeter | None = None) -> int:
 
 def _run_in_library(campaign: Campaign, shards: list[int]) -> None:
     """Run in the loop of the engine's executor; Ctrl-C cancels and keeps what is done."""
-    running = campaign.engine.executor.run(run_campaign(campaign, shards))
+    ended = threading.Event()
+
+    async def body() -> None:
+        try:
+            await run_campaign(campaign, shards)
+        finally:
+            ended.set()
+
+    running = campaign.engine.executor.run(body())
     with _sigterm_as_interrupt():
         try:
             running.result()
         except KeyboardInterrupt:
             running.cancel()
+            ended.wait(STOP_SECONDS)  # writes under way are finished first
             raise
 
 

@@ -18,6 +18,7 @@ from areal_pipe.datasets.config import DatasetConfig
 from areal_pipe.errors import DatasetError
 
 FORMATS = ("jsonl", "json", "csv", "parquet", "hf")
+Row = dict[str, Any]
 MAX_REPORTED = 10
 """Row problems shown in one message."""
 _ROLES = ("system", "user", "assistant", "tool", "developer")
@@ -46,6 +47,8 @@ def load_prompts(
     problems: list[str] = []
     for task_id, (where, row) in enumerate(_rows(config, storage_options or {})):
         try:
+            if isinstance(row, DatasetError):
+                raise row
             prompts.append(Prompt(task_id=task_id, data=_with_messages(row, config)))
         except DatasetError as error:
             problems.append(f"{where}: {error}")
@@ -67,8 +70,8 @@ def _report(path: str, problems: list[str]) -> str:
 
 def _rows(
     config: DatasetConfig, storage_options: Mapping[str, Any]
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(where it stands, columns) of every row."""
+) -> Iterator[tuple[str, Row | DatasetError]]:
+    """(where it stands, columns) of every row, or what is wrong with it."""
     kind = config.format or _format_of(config.path)
     if kind == "hf":
         yield from _hub_rows(config)
@@ -90,9 +93,8 @@ def _format_of(path: str) -> str:
 
 
 def _read(path: str, storage_options: Mapping[str, Any]) -> bytes:
-    options = storage_options if path.startswith("s3://") else {}
     try:
-        fs, name = url_to_fs(path, **options)
+        fs, name = url_to_fs(path, **storage_options)
         return cast(bytes, fs.cat_file(name))
     except FileNotFoundError as error:
         raise DatasetError(f"the dataset {path!r} does not exist") from error
@@ -110,21 +112,23 @@ def _text(content: bytes, path: str) -> str:
         ) from error
 
 
-def _jsonl_rows(content: bytes, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def _jsonl_rows(content: bytes, path: str) -> Iterator[tuple[str, Row | DatasetError]]:
     for number, line in enumerate(_text(content, path).split("\n"), start=1):
         if not line.strip():
             continue
-        where = f"{path}:{number}"
         try:
-            yield where, _object(json.loads(line), where)
+            yield f"{path}:{number}", _object(json.loads(line))
         except json.JSONDecodeError as error:
-            raise DatasetError(
-                f"{where}: every line must be one JSON object: {error.msg} at column {error.colno}"
-                f" of {line[:60]!r}"
-            ) from error
+            yield (
+                f"{path}:{number}",
+                DatasetError(
+                    f"every line must be one JSON object: {error.msg} at column {error.colno} "
+                    f"of {line[:60]!r}"
+                ),
+            )
 
 
-def _json_rows(content: bytes, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def _json_rows(content: bytes, path: str) -> Iterator[tuple[str, Row | DatasetError]]:
     try:
         rows = json.loads(_text(content, path))
     except json.JSONDecodeError as error:
@@ -132,24 +136,26 @@ def _json_rows(content: bytes, path: str) -> Iterator[tuple[str, dict[str, Any]]
     if not isinstance(rows, list):
         raise DatasetError(f"{path} must hold a JSON list of objects, got {type(rows).__name__}")
     for number, row in enumerate(cast(list[Any], rows)):
-        yield f"{path}[{number}]", _object(row, f"{path}[{number}]")
+        yield f"{path}[{number}]", _object(row)
 
 
-def _object(value: Any, where: str) -> dict[str, Any]:
+def _object(value: Any) -> Row | DatasetError:
     if not isinstance(value, dict):
-        raise DatasetError(f"{where}: a row must be a JSON object, got {type(value).__name__}")
-    return cast(dict[str, Any], value)
+        return DatasetError(f"a row must be a JSON object, got {type(value).__name__}")
+    return cast(Row, value)
 
 
-def _csv_rows(content: bytes, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def _csv_rows(content: bytes, path: str) -> Iterator[tuple[str, Row | DatasetError]]:
     reader = csv.DictReader(io.StringIO(_text(content, path), newline=""))
     for row in reader:
+        where = f"{path}:{reader.line_num}"
         if None in row or None in row.values():
-            raise DatasetError(f"{path}:{reader.line_num}: has not as many fields as the header")
-        yield f"{path}:{reader.line_num}", dict(row)
+            yield where, DatasetError("has not as many fields as the header")
+        else:
+            yield where, dict(row)
 
 
-def _parquet_rows(content: bytes, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def _parquet_rows(content: bytes, path: str) -> Iterator[tuple[str, Row | DatasetError]]:
     try:
         table = pq.read_table(pa.BufferReader(content))
     except (pa.ArrowInvalid, OSError) as error:
@@ -158,7 +164,7 @@ def _parquet_rows(content: bytes, path: str) -> Iterator[tuple[str, dict[str, An
         yield f"{path} row {number}", row
 
 
-def _hub_rows(config: DatasetConfig) -> Iterator[tuple[str, dict[str, Any]]]:
+def _hub_rows(config: DatasetConfig) -> Iterator[tuple[str, Row | DatasetError]]:
     try:
         hub: Any = importlib.import_module("datasets")
     except ImportError as error:
@@ -198,7 +204,7 @@ def _with_messages(row: dict[str, Any], config: DatasetConfig) -> dict[str, Any]
 def _rendered(template: str, row: dict[str, Any]) -> str:
     try:
         return template.format_map(row)
-    except (KeyError, IndexError, ValueError) as error:
+    except (KeyError, IndexError, ValueError, AttributeError, TypeError) as error:
         raise DatasetError(
             f"dataset.template {template!r} does not fit: {error!r}; the row has "
             f"{', '.join(map(repr, row))}"

@@ -68,6 +68,8 @@ def check_supported(g: GenerationHyperparameters) -> None:
             "temperature must be >= 0, top_p in (0, 1] and top_k >= 1, "
             f"got {g.temperature}, {g.top_p} and {g.top_k}"
         )
+    if g.stop and not all(g.stop):
+        raise RequestError(f"stop strings must not be empty, got stop={g.stop}")
     if g.frequency_penalty or g.use_beam_search:
         raise RequestError(
             "the transformers engine has no frequency_penalty and no beam search, got "
@@ -105,8 +107,9 @@ def sample(logits: Tensor, rows: Sequence[RowState]) -> tuple[Tensor, Tensor]:
 def _mask_early_stops(scores: Tensor, rows: Sequence[RowState]) -> None:
     """No end of sequence before min_new_tokens."""
     for i, row in enumerate(rows):
-        if len(row.tokens) < row.gconfig.min_new_tokens and row.stop_ids:
-            scores[i, sorted(row.stop_ids)] = -torch.inf
+        if len(row.tokens) < row.gconfig.min_new_tokens:
+            held_back = [token for token in row.stop_ids if 0 <= token < scores.shape[1]]
+            scores[i, held_back] = -torch.inf
 
 
 def _truncated(logprobs: Tensor, rows: Sequence[RowState], greedy: Tensor) -> Tensor:

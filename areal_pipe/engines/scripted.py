@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import itertools
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -28,23 +29,28 @@ class ScriptedEngine(RolloutEngine):
         script: Script,
         *,
         latency_seconds: float = 0.0,
+        keep_requests: bool = True,
         executor_config: ExecutorConfig | None = None,
     ) -> None:
         """
         Args:
             script: answers.
             latency_seconds: how long each answer takes.
+            keep_requests: False: do not grow `requests`, for long campaigns.
         """
         super().__init__(executor_config)
         self._script = script
         self._latency_seconds = latency_seconds
+        self._keep_requests = keep_requests
+        self._count = itertools.count()
         self._lock = threading.Lock()
         self.requests: list[ModelRequest] = []
 
     async def generate_segment(self, req: ModelRequest) -> ModelResponse:
         with self._lock:
-            position = len(self.requests)
-            self.requests.append(req.copy())
+            position = next(self._count)
+            if self._keep_requests:
+                self.requests.append(req.copy())
         if self._latency_seconds:
             await asyncio.sleep(self._latency_seconds)
         return _response(await self._answer(req, position), req)

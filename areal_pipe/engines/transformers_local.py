@@ -79,9 +79,8 @@ class TransformersEngine(RolloutEngine):
         self._max_batch_size = max_batch_size
         self._gather_seconds = gather_seconds
         self._num_threads = num_threads
-        self._requests: queue.Queue[tuple[ModelRequest, Future[ModelResponse]] | None] = (
-            queue.Queue()
-        )
+        self._requests: queue.Queue[_Pending | None] = queue.Queue()
+        self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._model: Any = None
         self._eos_ids: tuple[int, ...] = ()
@@ -108,20 +107,25 @@ class TransformersEngine(RolloutEngine):
     def destroy(self) -> None:
         super().destroy()
         if self._thread is not None:
+            self._stopping.set()
             self._requests.put(None)
             self._thread.join(timeout=60)
             self._thread = self._model = None
+            self._stopping.clear()
 
     def describe(self) -> dict[str, Any]:
         return super().describe() | {"dtype": self._dtype, "model": self._model_path}
 
     async def generate_segment(self, req: ModelRequest) -> ModelResponse:
-        if self._model is None:
-            raise EngineUnavailable("the engine is not initialized; call initialize() first")
+        if self._model is None or self._stopping.is_set():
+            raise EngineError("the engine is not initialized; call initialize() first")
         self._check(req)
-        answer: Future[ModelResponse] = Future()
-        self._requests.put((req, answer))
-        return await asyncio.wrap_future(answer)
+        pending = _Pending(req)
+        self._requests.put(pending)
+        try:
+            return await asyncio.wrap_future(pending.answer)
+        finally:
+            pending.abandoned = True  # nobody waits any more: cancelled, or answered
 
     def _check(self, req: ModelRequest) -> None:
         check_supported(req.gconfig)
@@ -143,70 +147,62 @@ class TransformersEngine(RolloutEngine):
     # -- the generating thread --
 
     def _generate_forever(self) -> None:
-        while True:
-            batch, ended = self._next_batch()
+        while not self._stopping.is_set():
+            batch = self._next_batch()
             if batch:
                 self._answer(batch)
-            if ended:
-                return
+        while not self._requests.empty():
+            pending = self._requests.get()
+            if pending is not None and pending.answer.set_running_or_notify_cancel():
+                pending.answer.set_exception(_destroyed())
 
-    def _next_batch(self) -> tuple[list[tuple[ModelRequest, Future[ModelResponse]]], bool]:
-        """Requests that wait now or arrive within `gather_seconds`; and whether to end."""
-        first = self._requests.get()
-        if first is None:
-            return [], True
-        batch = [first]
+    def _next_batch(self) -> list["_Pending"]:
+        """Requests that wait now or arrive within `gather_seconds`; empty when told to stop."""
+        batch = [self._requests.get()]
         deadline = time.monotonic() + self._gather_seconds
-        while len(batch) < self._max_batch_size:
+        while len(batch) < self._max_batch_size and batch[-1] is not None:
             try:
-                item = self._requests.get(timeout=max(0.0, deadline - time.monotonic()))
+                batch.append(self._requests.get(timeout=max(0.0, deadline - time.monotonic())))
             except queue.Empty:
                 break
-            if item is None:
-                return batch, True
-            batch.append(item)
         # A request whose episode was cancelled while it queued is not worth generating.
-        return [(r, f) for r, f in batch if f.set_running_or_notify_cancel()], False
+        return [p for p in batch if p is not None and p.answer.set_running_or_notify_cancel()]
 
-    def _answer(self, batch: Sequence[tuple[ModelRequest, Future[ModelResponse]]]) -> None:
-        requests = [req for req, _ in batch]
-        futures = [future for _, future in batch]
+    def _answer(self, batch: Sequence["_Pending"]) -> None:
         try:
-            self._generate(requests, futures)
-            assert all(future.done() for future in futures), "generate() left rows unfinished"
+            self._generate(batch)
+            for pending in batch:
+                if not pending.answer.done():
+                    pending.answer.set_exception(_destroyed())
         # The boundary of the thread: whatever breaks a batch is the answer to its requests.
         except Exception as error:
             logger.exception("generation of a batch of %d failed", len(batch))
-            for future in futures:
-                if not future.done():
-                    future.set_exception(
+            for pending in batch:
+                if not pending.answer.done():
+                    pending.answer.set_exception(
                         EngineError(f"generation failed: {type(error).__name__}: {error}")
                     )
 
-    def _generate(
-        self, requests: Sequence[ModelRequest], futures: Sequence[Future[ModelResponse]]
-    ) -> None:
-        rows = [self._row(req) for req in requests]
-        longest = max(len(req.input_ids) for req in requests)
+    def _generate(self, batch: Sequence["_Pending"]) -> None:
+        prompts = [pending.req.input_ids for pending in batch]
+        longest = max(len(ids) for ids in prompts)
         pad = self.tokenizer.pad_token_id or 0
-        ids = torch.tensor([[pad] * (longest - len(r.input_ids)) + r.input_ids for r in requests])
-        mask = torch.tensor(
-            [[0] * (longest - len(r.input_ids)) + [1] * len(r.input_ids) for r in requests]
-        )
-        batch = _Batch(rows, requests, futures)
+        padded = torch.tensor([[pad] * (longest - len(ids)) + ids for ids in prompts])
+        mask = torch.tensor([[0] * (longest - len(ids)) + [1] * len(ids) for ids in prompts])
+        running = _Batch([self._row(p.req) for p in batch], batch, self._stopping)
         with torch.inference_mode():
             self._model.generate(
-                input_ids=ids.to(self._device),
+                input_ids=padded.to(self._device),
                 attention_mask=mask.to(self._device),
                 generation_config=GenerationConfig(
                     do_sample=False,
-                    max_new_tokens=max(r.gconfig.max_new_tokens for r in requests),
+                    max_new_tokens=max(p.req.gconfig.max_new_tokens for p in batch),
                     pad_token_id=pad,
                     eos_token_id=None,
                     use_cache=True,
                 ),
-                logits_processor=LogitsProcessorList([_Sampler(batch)]),
-                stopping_criteria=StoppingCriteriaList([_RowsEnded(batch)]),
+                logits_processor=LogitsProcessorList([_Sampler(running)]),
+                stopping_criteria=StoppingCriteriaList([_RowsEnded(running)]),
             )
 
     def _row(self, req: ModelRequest) -> RowState:
@@ -219,23 +215,35 @@ class TransformersEngine(RolloutEngine):
         )
 
 
+class _Pending:
+    """A request and who waits for its answer."""
+
+    def __init__(self, req: ModelRequest) -> None:
+        self.req = req
+        self.answer: Future[ModelResponse] = Future()
+        self.abandoned = False
+
+
+def _destroyed() -> EngineError:
+    return EngineUnavailable("the engine was destroyed while this request was under way")
+
+
 class _Batch:
     """Rows being generated together, answered one by one as they end."""
 
     def __init__(
-        self,
-        rows: Sequence[RowState],
-        requests: Sequence[ModelRequest],
-        futures: Sequence[Future[ModelResponse]],
+        self, rows: Sequence[RowState], pending: Sequence[_Pending], stopping: threading.Event
     ) -> None:
-        self._rows, self._requests, self._futures = rows, requests, futures
+        self._rows, self._pending, self._stopping = rows, pending, stopping
         self._started = time.perf_counter()
 
     def step(self, logits: Tensor) -> Tensor:
         """Sample for the rows that go on; returns the next token of every row."""
-        alive = [i for i, row in enumerate(self._rows) if row.stop_reason is None]
-        tokens, logprobs = sample(logits[alive].cpu(), [self._rows[i] for i in alive])
+        alive = [i for i, ended in enumerate(self._ended_rows()) if not ended]
         chosen = torch.zeros(len(self._rows), dtype=torch.int64)
+        if not alive:
+            return chosen
+        tokens, logprobs = sample(logits[alive].cpu(), [self._rows[i] for i in alive])
         chosen[alive] = tokens
         for i, token, logprob in zip(alive, tokens.tolist(), logprobs.tolist(), strict=True):
             self._rows[i].append(token, logprob)
@@ -244,18 +252,26 @@ class _Batch:
         return chosen
 
     def ended(self) -> Tensor:
-        return torch.tensor([row.stop_reason is not None for row in self._rows])
+        return torch.tensor(self._ended_rows())
+
+    def _ended_rows(self) -> list[bool]:
+        """Rows that stopped, that nobody waits for, or all when the engine is being destroyed."""
+        stopping = self._stopping.is_set()
+        return [
+            stopping or row.stop_reason is not None or pending.abandoned
+            for row, pending in zip(self._rows, self._pending, strict=True)
+        ]
 
     def _finish(self, i: int) -> None:
-        row, req, seconds = self._rows[i], self._requests[i], time.perf_counter() - self._started
-        self._futures[i].set_result(
+        row, pending = self._rows[i], self._pending[i]
+        pending.answer.set_result(
             ModelResponse(
-                input_tokens=list(req.input_ids),
+                input_tokens=list(pending.req.input_ids),
                 output_tokens=row.tokens,
                 output_logprobs=row.logprobs,
                 stop_reason=row.stop_reason or "stop",
-                tokenizer=req.tokenizer,
-                latency=seconds,
+                tokenizer=pending.req.tokenizer,
+                latency=time.perf_counter() - self._started,
             )
         )
 

@@ -282,6 +282,13 @@ def _pickled(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
         ) from error
 
 
+def close_default_pool() -> None:
+    """Kill what still runs in the shared pool; the next call starts a new one."""
+    if default_pool.cache_info().currsize:
+        default_pool().close()
+        default_pool.cache_clear()
+
+
 @functools.cache
 def default_pool() -> RewardPool:
     """The pool that workflows share unless they are given another."""

@@ -30,6 +30,23 @@ def check_trial(trial: StoredTrial) -> Iterator[Finding]:
     for version in trial.versions:
         for shard in range(version.record.num_shards):
             yield from check_shard(version, shard)
+        yield from _across_shards(version)
+
+
+def _across_shards(version: StoredVersion) -> Iterator[Finding]:
+    """A prompt belongs to one shard, and there are as many as planned."""
+    where = version.store.where(version.keys.prefix)
+    try:
+        manifests = list(version.manifests())
+    except StorageError:
+        return  # reported with its shard
+    shards = Counter(t for m in manifests for t in {*m.closed, *m.open})
+    for task_id, times in shards.items():
+        if times > 1:
+            yield Finding(where=where, problem=f"group {task_id} is in {times} shards")
+    if len(shards) > version.record.num_prompts:
+        planned = version.record.num_prompts
+        yield Finding(where=where, problem=f"{len(shards)} groups, but {planned} were planned")
 
 
 def check_shard(version: StoredVersion, shard: int) -> Iterator[Finding]:

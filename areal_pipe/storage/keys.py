@@ -11,7 +11,6 @@ Names are percent-encoded where they hold anything but letters, digits and `-_.~
 names give distinct keys.
 """
 
-import re
 from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
@@ -20,7 +19,6 @@ from areal_pipe.errors import ConfigError
 MAX_SEGMENT_BYTES = 255
 SCOPES = ("rollout", "eval-rollout")
 CAMPAIGN_FILE = "campaign.json"
-_PART = re.compile(r"part-(\d{5,})(?:\.(\d+))?\.parquet")
 
 
 def encode(name: str) -> str:
@@ -63,11 +61,6 @@ class VersionKeys:
         """Part `n` of a shard: 0 is its first, later ones were added by retries."""
         suffix = f".{n}" if n else ""
         return f"{self.prefix}/part-{shard:05d}{suffix}.parquet"
-
-    def part_of(self, key: str) -> tuple[int, int] | None:
-        """(shard, n) of a part's key; None if it is no part."""
-        found = _PART.fullmatch(key.rpartition("/")[2])
-        return (int(found[1]), int(found[2] or 0)) if found else None
 
     def ledger(self, shard: int) -> str:
         """Prefix of a shard's ledger objects."""

@@ -73,9 +73,9 @@ class LedgerWriter:
 
     async def drain(self) -> None:
         """Wait for writes under way, whoever started them."""
-        for write in (self._current, self._next):
-            if write is not None:
-                await asyncio.wait([write])
+        writes = [write for write in (self._current, self._next) if write is not None]
+        # Whoever waited for a write that failed was told; nobody is told twice.
+        await asyncio.gather(*writes, return_exceptions=True)
 
     async def _flush(self, after: asyncio.Task[None] | None) -> None:
         if after is not None:

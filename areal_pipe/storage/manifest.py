@@ -100,6 +100,8 @@ class Manifest(_Stored):
     open: list[int] = Field(default_factory=list[int])
     """task_ids of groups that a retry may complete."""
     failures: list[FailureRecord] = Field(default_factory=list[FailureRecord])
+    undumped: list[int] = Field(default_factory=list[int])
+    """task_ids of closed groups whose JSONL dump may not be written yet."""
     tally: Tally = Field(default_factory=Tally)
     busy_seconds: float = 0.0
     """Wall time that runs spent on this shard."""

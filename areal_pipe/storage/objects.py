@@ -8,6 +8,7 @@ All methods block; from a running event loop, call them in a thread that owns th
 import contextlib
 import errno
 import fcntl
+import functools
 import hashlib
 import os
 import uuid
@@ -181,6 +182,7 @@ class LocalStore(ObjectStore):
                     file.flush()
                     os.fsync(file.fileno())
                 yield temporary
+                _sync_folder(path.parent)
             finally:
                 temporary.unlink(missing_ok=True)
 
@@ -245,14 +247,12 @@ class FsspecStore(ObjectStore):
         return sorted(key for key in keys if key.startswith(f"{prefix}/"))
 
     def delete(self, keys: Iterable[str]) -> None:
-        paths = [self._path(key) for key in keys]
-
-        def remove() -> None:
+        def remove(key: str) -> None:
             with contextlib.suppress(FileNotFoundError):
-                self._fs.rm(paths)
+                self._fs.rm_file(self._path(key))
 
-        if paths:
-            self._attempt(paths[0], remove)
+        for key in keys:
+            self._attempt(key, functools.partial(remove, key))
 
     def open(self, key: str) -> Any:
         return self._attempt(key, lambda: self._fs.open(self._path(key), "rb"))
@@ -334,6 +334,20 @@ class S3Store(FsspecStore):
 
 class _PreconditionFailed(StorageError):
     """A conditional write met another state."""
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a new name in a folder survive a power loss, too."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def is_s3(url: str) -> bool:
+    """Whether an address is one of S3's."""
+    return url.startswith(("s3://", "s3a://"))
 
 
 def _digest(data: bytes) -> str:

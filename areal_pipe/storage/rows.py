@@ -7,12 +7,13 @@ exact; texts are for reading, with characters that UTF-8 cannot hold replaced an
 import base64
 import json
 import time
-from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol, cast
 
 import numpy as np
 import pyarrow as pa
 
+from areal_pipe.errors import TrajectoryError
 from areal_pipe.trajectory import Episode, Trajectory, expand_runs, run_lengths
 
 Row = dict[str, Any]
@@ -123,7 +124,7 @@ def _trajectory_columns(t: Trajectory, decoder: Decoder | None) -> Row:
         "logprobs": t.logprobs,
         "version_runs": None if t.versions is None else _as_structs(t.versions),
         "turn_runs": None if turns is None else _as_structs(turns),
-        "extras": to_json({k: _encode_extra(v) for k, v in extras.items()}) if extras else None,
+        "extras": to_json({k: _encode_extra(k, v) for k, v in extras.items()}) if extras else None,
     }
     return columns | (_text_columns(t, decoder) if decoder else {})
 
@@ -172,22 +173,53 @@ def clean_text(text: str) -> tuple[str, bool]:
 
 
 def to_json(value: Any) -> str:
-    """Compact JSON; what JSON cannot say becomes its `repr`."""
-    return clean_text(json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=repr))[0]
+    """Compact JSON for people; what JSON cannot say becomes its `repr`."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=repr)
+    except (TypeError, ValueError):  # keys that are no text, or a cycle
+        text = json.dumps(repr(value), ensure_ascii=False)
+    return clean_text(text)[0]
 
 
-def _encode_extra(value: Any) -> Any:
-    if not isinstance(value, np.ndarray):
-        return {"json": value}
-    content = base64.b64encode(np.ascontiguousarray(value).tobytes()).decode()
-    return {"dtype": str(value.dtype), "shape": list(value.shape), "base64": content}
+def _encode_extra(key: str, value: Any) -> Any:
+    """An extra column as JSON: arrays and bytes as base64, at any depth.
+
+    Raises:
+        TrajectoryError: it holds something that would not come back.
+    """
+    if hasattr(value, "detach"):  # a tensor inside a list or dict
+        value = value.detach().cpu().numpy()
+    if isinstance(value, np.ndarray):
+        content = base64.b64encode(np.ascontiguousarray(value).tobytes()).decode()
+        return {"__array__": [str(value.dtype), list(value.shape), content]}
+    if isinstance(value, bytes):
+        return {"__bytes__": base64.b64encode(value).decode()}
+    if isinstance(value, list | tuple):
+        return [_encode_extra(key, item) for item in cast(Sequence[Any], value)]
+    if isinstance(value, dict):
+        items = cast(dict[Any, Any], value)
+        if all(isinstance(k, str) for k in items):
+            return {k: _encode_extra(key, v) for k, v in items.items()}
+    elif value is None or isinstance(value, str | bool | int | float):
+        return value
+    raise TrajectoryError(
+        f"the extra key {key!r} must hold tensors, arrays, bytes, or what JSON can say, "
+        f"got {type(value).__name__}"
+    )
 
 
-def _decode_extra(value: Mapping[str, Any]) -> Any:
-    if "json" in value:
-        return value["json"]
-    content = base64.b64decode(value["base64"])
-    return np.frombuffer(content, dtype=value["dtype"]).reshape(value["shape"]).copy()
+def _decode_extra(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_decode_extra(item) for item in cast(list[Any], value)]
+    if not isinstance(value, dict):
+        return value
+    items = cast(dict[str, Any], value)
+    if "__array__" in items:
+        dtype, shape, content = items["__array__"]
+        return np.frombuffer(base64.b64decode(content), dtype=dtype).reshape(shape).copy()
+    if "__bytes__" in items:
+        return base64.b64decode(items["__bytes__"])
+    return {k: _decode_extra(v) for k, v in items.items()}
 
 
 def trajectory_of(row: Mapping[str, Any]) -> Trajectory | None:

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from areal_pipe.errors import StorageError
 from areal_pipe.storage.dump import to_jsonl
 from areal_pipe.storage.keys import TrialKeys
 from areal_pipe.storage.objects import open_store
@@ -50,6 +49,8 @@ class TaskDump:
         Args:
             engine_version: stands in where a trajectory does not say which weights made it.
         """
+        if not episodes:
+            return
         task_id = episodes[0].task_id
         try:
             why_not = self._unwritable(episodes)
@@ -61,7 +62,8 @@ class TaskDump:
             rows = [r for e in known for r in rows_of(e, data=data, decoder=self._config.tokenizer)]
             scope = "eval-rollout" if is_eval else "rollout"
             self._store.put(self._keys.version(scope, version).dump(task_id), to_jsonl(rows))
-        except StorageError as error:
+        # A dump must never change an outcome, whatever the result holds.
+        except Exception as error:  # noqa: BLE001
             logger.error("Failed to dump trajectory for task %d: dump failed: %s", task_id, error)
 
     def _unwritable(self, episodes: Sequence[Episode]) -> str | None:

@@ -14,6 +14,7 @@ from areal_pipe.campaign.shard import ShardRun
 from areal_pipe.campaign.summary import summarize
 from areal_pipe.errors import ConcurrentWrite, RecipeMismatch, StorageError
 from areal_pipe.storage.check import check_trial
+from areal_pipe.storage.manifest import Manifest
 from areal_pipe.storage.rows import trajectory_of
 from areal_pipe.storage.trial import StoredTrial, StoredVersion, open_trial
 from tests.conftest import Build
@@ -303,3 +304,51 @@ def test_the_dump_has_one_object_per_prompt_with_a_line_per_sample(campaign_conf
     folder = Path(config.trial_url) / "rollout" / "0"
     assert sorted(p.name for p in folder.glob("*.jsonl")) == ["0.jsonl", "1.jsonl"]
     assert len((folder / "1.jsonl").read_text().splitlines()) == 2
+
+
+def test_a_result_that_cannot_be_stored_fails_its_own_episode_only(campaign_config: Build) -> None:
+    rows = [{"number": n, "odd_samples": [1] if n == 2 else []} for n in range(4)]
+    config = campaign_config(rows)
+    roll_out(config)
+    summary = summarize(version_of(config))
+    [failure] = summary.failures
+    assert (failure.task_id, failure.sample_idx, failure.stage) == (2, 1, "store")
+    assert "'tree' must hold" in failure.message
+    assert summary.accepted_groups == 3
+
+
+def test_dumps_that_a_crash_left_out_are_written_by_the_next_run(campaign_config: Build) -> None:
+    config = campaign_config([{"number": n} for n in range(4)])
+    written = roll_out(config).store
+    folder = Path(config.trial_url) / "rollout/0"
+    before = {p.name: p.read_bytes() for p in folder.glob("*.jsonl")}
+    key = "rollout/0/_manifest/00000.json"
+    stored = written.get_tagged(key)
+    assert stored is not None
+    undone = Manifest.from_bytes(stored.data, where=key).model_copy(update={"undumped": [1, 3]})
+    written.swap(key, undone.to_bytes(), tag=stored.tag)
+    written.delete(["rollout/0/1.jsonl", "rollout/0/3.jsonl"])
+    roll_out(config)
+    assert {p.name: p.read_bytes() for p in folder.glob("*.jsonl")} == before
+
+
+def test_the_loser_of_a_race_leaves_the_winners_dumps_alone(campaign_config: Build) -> None:
+    config = campaign_config([{"number": 1}])
+    winner, loser = Campaign.open(config), Campaign.open(config)
+
+    async def race() -> None:
+        first, second = await ShardRun.open(winner, 0), await ShardRun.open(loser, 0)
+        for run in (first, second):
+            for group in run.groups():
+                await run.record_group(group)
+        await first.commit()
+        before = winner.store.get("rollout/0/0.jsonl")
+        with pytest.raises(ConcurrentWrite):
+            await second.commit()
+        assert winner.store.get("rollout/0/0.jsonl") == before
+
+    winner.engine.executor.run(race()).result(timeout=60)
+    winner.close()
+    loser.close()
+    roll_out(config)
+    assert winner.store.list("rollout/0/_ledger") == [], "what the loser left is swept"

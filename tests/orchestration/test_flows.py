@@ -114,7 +114,7 @@ def test_failed_episodes_fail_the_run_with_a_table_and_a_second_run_does_only_th
     [campaign_run] = api.flow_runs("campaign", trial)
     assert campaign_run["state_type"] == "FAILED"
     assert "2 of 2 shards are not whole" in campaign_run["state"]["message"]
-    [artifact] = api.artifacts(f"failed-exp-{trial}-0-0")
+    [artifact] = api.artifacts(f"failed-exp-{trial}-rollout-0-0")
     [entry] = json.loads(artifact["data"])
     assert (entry["task_id"], entry["sample_idx"]) == (2, 1)
     assert (entry["error_class"], entry["message"]) == ("LookupError", "no luck with 2/1")

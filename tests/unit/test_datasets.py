@@ -74,6 +74,7 @@ def test_shuffle_and_limit_keep_row_numbers(tmp_path: Path) -> None:
             '{"prompt": "a"}\n{"prompt": ',
             "d.jsonl:2: every line must be one JSON object",
         ),
+        ("d.jsonl", "[1]\n{", "has 2 rows without a usable prompt"),
         ("d.jsonl", "[1]", "d.jsonl:1: a row must be a JSON object, got list"),
         ("d.jsonl", '{"text": "a"}', "d.jsonl:1: needs a column 'messages' or 'prompt'"),
         ("d.jsonl", '{"prompt": ""}', "must be non-empty text"),
