@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from areal_pipe.campaign.config import CampaignConfig
 from areal_pipe.storage.check import check_trial
@@ -189,3 +191,57 @@ def test_flows_load_the_way_deployments_load_them(name: str, tmp_path: Path) -> 
     )
     expected = ["config"] if name == "campaign" else ["config", "shard"]
     assert done.stdout == f"{name} {expected}\n", done.stderr
+
+
+def test_a_store_that_breaks_is_the_runs_error_and_not_a_silent_end(
+    campaign_config: Build, tmp_path: Path, run: Run
+) -> None:
+    config = campaign_config([{"number": 1}], trial_name=unique_trial())
+    blocked = Path(config.trial_url) / "rollout/0"
+    blocked.mkdir(parents=True)
+    (blocked / "_ledger").write_text("a file where a folder must be")
+    done = run(config)
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "StorageError" in done.stderr
+    assert "_ledger" in done.stderr
+
+
+def test_a_server_that_is_not_there_is_named_with_the_ways_out(
+    campaign_config: Build, run: Run
+) -> None:
+    done = run(campaign_config([{"number": 1}]), PREFECT_API_URL="http://127.0.0.1:9/api")
+    assert done.returncode == 3
+    assert "no Prefect server answers at http://127.0.0.1:9/api" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_sigterm_ends_a_run_like_ctrl_c(campaign_config: Build, tmp_path: Path, api: Api) -> None:
+    episodes = tmp_path / "episodes.log"
+    config = campaign_config(
+        [{"number": n} for n in range(40)],
+        trial_name=unique_trial(),
+        engine={"latency_seconds": 0.3},
+        rollout={"max_concurrent_rollouts": 2},
+    )
+    path = tmp_path / "campaign.yaml"
+    path.write_text(yaml.safe_dump(config.storable()))
+    running = subprocess.Popen(
+        [sys.executable, "-m", "areal_pipe.cli", "run", str(path)],
+        cwd=ROOT,
+        env=os.environ
+        | {"PREFECT_API_URL": api.server.api_url, "AREAL_PIPE_TEST_EPISODES": str(episodes)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    deadline = time.monotonic() + 60
+    while not (episodes.exists() and len(episodes.read_text().split()) > 8):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    running.send_signal(signal.SIGTERM)
+    told = time.monotonic()
+    output, _ = running.communicate(timeout=30)
+    assert time.monotonic() - told < 5
+    assert running.returncode == 130, output
+    assert "the same command goes on from here" in output
+    assert "Traceback" not in output
