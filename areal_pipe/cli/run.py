@@ -34,6 +34,10 @@ def run_command(path: str, overrides: list[str], *, with_prefect: bool) -> int:
     campaign = Campaign.open(config)
     try:
         missing = asyncio.run(count_missing(campaign))
+        if missing and not sum(missing.values()):
+            console.print(f"{campaign.url}: every episode is stored; finishing the commit.")
+            asyncio.run(run_campaign(campaign, sorted(missing)))
+            return _finish(campaign)
         if not missing:
             console.print(f"Everything is committed: {campaign.url}. Nothing to do.")
             return _finish(campaign)

@@ -211,3 +211,19 @@ def test_a_trajectory_traced_from_dataset_to_both_files(
     assert line["version_rle"] == [[3, 2]]
     assert (line["head_version"], line["tail_version"]) == (3, 3)
     assert (line["seqlen"], line["prompt_len"], line["reward"]) == (3, 1, 1.0)
+
+
+def test_an_unfinished_commit_is_finished_without_an_engine_or_a_server(
+    cli: Cli, campaign_config: Build, tmp_path: Path
+) -> None:
+    config = campaign_config([{"number": 1}])
+    path = write(config, tmp_path)
+    cli("run", path, "--no-prefect")
+    manifest = Path(config.trial_url) / "rollout/0/_manifest/00000.json"
+    manifest.write_text(manifest.read_text().replace('"undumped": []', '"undumped": [0]'))
+    (manifest.parents[1] / "0.jsonl").unlink()
+    done = cli("run", path)
+    assert done.returncode == 0, done.stderr
+    assert "finishing the commit" in done.stdout
+    assert "Prefect" not in done.stdout
+    assert (manifest.parents[1] / "0.jsonl").is_file()
