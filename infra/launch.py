@@ -69,7 +69,11 @@ def _run_flow(campaign: Campaign, server: PrefectServer | None, *, num_shards: i
     try:
         with tags(*described, run_tag):
             asyncio.run(_final_result(campaign_flow, config.without_secrets()))
-    except TerminationSignal as error:  # SIGTERM ends a run the way Ctrl-C does
+    except (TerminationSignal, BaseExceptionGroup) as error:
+        # SIGTERM ends a run the way Ctrl-C does. Prefect raises it in whatever task is running.
+        groups = isinstance(error, BaseExceptionGroup)
+        if groups and error.subgroup(TerminationSignal) is None:
+            raise
         raise KeyboardInterrupt from error
     finally:
         registry.forget(campaign)
