@@ -66,7 +66,7 @@ def print_failures(console: Console, summary: Summary) -> None:
     )
     table = Table("episode", "stage", "class", "message", "attempts")
     for f in summary.failures[:MAX_FAILURES]:
-        message = textwrap.shorten(f.message, 100, placeholder=" ...")
+        message = textwrap.shorten(f.message, 400, placeholder=" ...")
         table.add_row(
             f"{f.task_id}/{f.sample_idx}", f.stage, f.error_class, message, str(f.attempts)
         )
