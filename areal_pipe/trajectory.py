@@ -204,11 +204,6 @@ class Episode:
     """The live exception of a failed episode; not stored."""
 
     @property
-    def label(self) -> str:
-        """How people name it: `task_id/sample_idx`."""
-        return f"{self.task_id}/{self.sample_idx}"
-
-    @property
     def reward(self) -> float | None:
         """The last trajectory's reward: the episode's own."""
         return self.trajectories[-1].reward if self.trajectories else None

@@ -28,8 +28,6 @@ class Summary:
     """pass@k by k; a pass is a reward above 0."""
     prompt_tokens: int
     generated_tokens: int
-    busy_seconds: float
-    """Wall time spent by runs, summed over shards."""
     failures: tuple[FailureRecord, ...]
 
     @property
@@ -58,7 +56,6 @@ def summarize(version: StoredVersion) -> Summary:
         pass_at=pass_at_ks(tally.correct, version.record.group_size),
         prompt_tokens=tally.prompt_tokens,
         generated_tokens=tally.generated_tokens,
-        busy_seconds=sum(m.busy_seconds for m in manifests),
         failures=failures,
     )
 

@@ -5,7 +5,6 @@ import inspect
 import itertools
 import threading
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
 
 from areal_pipe.engine import ModelRequest, ModelResponse
 from areal_pipe.errors import EngineError
@@ -79,8 +78,3 @@ def _response(answer: Scripted, req: ModelRequest) -> ModelResponse:
         stop_reason="stop",
         tokenizer=req.tokenizer,
     )
-
-
-def echo(req: ModelRequest) -> Any:
-    """A script: repeat the prompt's last tokens, at most three of them."""
-    return req.input_ids[-min(3, req.gconfig.max_new_tokens) :]

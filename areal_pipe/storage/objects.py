@@ -6,7 +6,6 @@ All methods block; from a running event loop, call them in a thread that owns th
 """
 
 import contextlib
-import errno
 import fcntl
 import functools
 import hashlib
@@ -24,12 +23,11 @@ from fsspec.core import url_to_fs
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from areal_pipe.errors import ConcurrentWrite, ConfigError, StorageError, StorageUnavailable
+from areal_pipe.storage.faults import PreconditionFailed, local_errors, remote_errors
 
 T = TypeVar("T")
 
 OUTAGE_ATTEMPTS = 6
-_REFUSED = ("AccessDenied", "SignatureDoesNotMatch", "InvalidAccessKeyId", "Forbidden", "403")
-_PRECONDITION = ("PreconditionFailed", "ConditionalRequestConflict", "412", "409")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +122,7 @@ class LocalStore(ObjectStore):
         self.url = str(root)
 
     def get_tagged(self, key: str) -> Tagged | None:
-        with _local_errors(self.where(key)):
+        with local_errors(self.where(key)):
             try:
                 data = self._path(key).read_bytes()
             except FileNotFoundError:
@@ -144,7 +142,7 @@ class LocalStore(ObjectStore):
         return True
 
     def swap(self, key: str, data: bytes, *, tag: str | None) -> str:
-        with _local_errors(self.where(key)), self._locked_folder(key):
+        with local_errors(self.where(key)), self._locked_folder(key):
             current = self.get_tagged(key)
             if (current.tag if current else None) != tag:
                 raise _changed(self.where(key))
@@ -152,18 +150,18 @@ class LocalStore(ObjectStore):
         return _digest(data)
 
     def list(self, prefix: str) -> list[str]:
-        with _local_errors(self.where(prefix)):
+        with local_errors(self.where(prefix)):
             folder = self._path(prefix)
             files = [p for p in folder.rglob("*") if p.is_file() and not p.name.startswith(".")]
         return sorted(p.relative_to(self._root).as_posix() for p in files)
 
     def delete(self, keys: Iterable[str]) -> None:
         for key in keys:
-            with _local_errors(self.where(key)):
+            with local_errors(self.where(key)):
                 self._path(key).unlink(missing_ok=True)
 
     def open(self, key: str) -> Any:
-        with _local_errors(self.where(key)):
+        with local_errors(self.where(key)):
             return self._path(key).open("rb")
 
     def _path(self, key: str) -> Path:
@@ -174,7 +172,7 @@ class LocalStore(ObjectStore):
         """The content on disk under a hidden name, removed at the end."""
         path = self._path(key)
         temporary = path.with_name(f".{path.name[:64]}.{uuid.uuid4().hex}")
-        with _local_errors(self.where(key)):
+        with local_errors(self.where(key)):
             path.parent.mkdir(parents=True, exist_ok=True)
             try:
                 with temporary.open("wb") as file:
@@ -270,7 +268,7 @@ class FsspecStore(ObjectStore):
         )
 
         def translated() -> T:
-            with _remote_errors(self.where(key)):
+            with remote_errors(self.where(key)):
                 return call()
 
         return retrying(translated)
@@ -293,7 +291,7 @@ class S3Store(FsspecStore):
     def create(self, key: str, data: bytes) -> bool:
         try:
             self._attempt(key, lambda: self._call("put_object", key, Body=data, IfNoneMatch="*"))
-        except _PreconditionFailed:
+        except PreconditionFailed:
             # An attempt whose answer was lost may have written it: then it is ours.
             return self.get(key) == data
         return True
@@ -302,7 +300,7 @@ class S3Store(FsspecStore):
         condition = {"IfNoneMatch": "*"} if tag is None else {"IfMatch": tag}
         try:
             return self._attempt(key, lambda: self._call("put_object", key, Body=data, **condition))
-        except _PreconditionFailed as error:
+        except PreconditionFailed as error:
             current = self.get_tagged(key)
             if current is not None and current.data == data:
                 return current.tag
@@ -332,10 +330,6 @@ class S3Store(FsspecStore):
             )
 
 
-class _PreconditionFailed(StorageError):
-    """A conditional write met another state."""
-
-
 def _sync_folder(folder: Path) -> None:
     """Make a new name in a folder survive a power loss, too."""
     descriptor = os.open(folder, os.O_RDONLY)
@@ -359,56 +353,3 @@ def _changed(where: str) -> ConcurrentWrite:
         f"{where} was changed by another run while this one was writing it: two runs work on one "
         "shard. Let one of them end, then run again; finished episodes are kept"
     )
-
-
-@contextlib.contextmanager
-def _local_errors(where: str) -> Generator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise StorageError(
-                f"no space left to write {where}; free some and run again: "
-                "finished episodes are kept"
-            ) from error
-        raise StorageError(f"cannot access {where}: {error.strerror or error}") from error
-
-
-@contextlib.contextmanager
-def _remote_errors(where: str) -> Generator[None]:
-    try:
-        yield
-    except (StorageError, FileNotFoundError) as error:
-        if isinstance(error, FileNotFoundError):
-            raise StorageError(f"{where} does not exist (or its bucket does not)") from error
-        raise
-    # Every protocol has its own exception classes; the store is the boundary they end at.
-    except Exception as error:
-        raise _translated(error, where) from error
-
-
-def _translated(error: BaseException, where: str) -> StorageError:
-    code = _code_of(error)
-    if code in _PRECONDITION or "PreconditionFailed" in str(error):
-        return _PreconditionFailed(f"{where}: {error}")
-    if code in _REFUSED or isinstance(error, PermissionError):
-        return StorageError(
-            f"access to {where} was refused ({code or error}); check the credentials "
-            "and the bucket's policy"
-        )
-    if type(error).__name__ == "NoCredentialsError":
-        return StorageError(
-            f"no credentials for {where}; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
-            "or give them in the configuration"
-        )
-    return StorageUnavailable(f"cannot reach {where}: {type(error).__name__}: {error}")
-
-
-def _code_of(error: BaseException | None) -> str:
-    """The S3 error code, from the exception or what it was raised from."""
-    while error is not None:
-        response = getattr(error, "response", None)
-        if isinstance(response, dict):
-            return str(response.get("Error", {}).get("Code", ""))
-        error = error.__cause__
-    return ""
