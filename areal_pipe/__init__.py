@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from areal_pipe.engine import ModelResponse as ModelResponse
     from areal_pipe.engines.scripted import ScriptedEngine as ScriptedEngine
     from areal_pipe.engines.transformers_local import TransformersEngine as TransformersEngine
-    from areal_pipe.executor import ExecutorConfig as ExecutorConfig
     from areal_pipe.executor import WorkflowExecutor as WorkflowExecutor
+    from areal_pipe.executor_config import ExecutorConfig as ExecutorConfig
     from areal_pipe.grouping import GroupedRolloutWorkflow as GroupedRolloutWorkflow
     from areal_pipe.interaction import (
         InteractionWithTokenLogpReward as InteractionWithTokenLogpReward,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "AsyncRewardWrapper": "rewards.call",
-    "ExecutorConfig": "executor",
+    "ExecutorConfig": "executor_config",
     "GenerationHyperparameters": "engine",
     "GroupedRolloutWorkflow": "grouping",
     "InferenceEngine": "engine",

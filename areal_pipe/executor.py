@@ -11,19 +11,20 @@ import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 from typing import Any, TypeVar
 
 from areal_pipe import packing
 from areal_pipe.engine import InferenceEngine, ShouldAcceptFn
-from areal_pipe.episode import EpisodePolicy, GroupRun
+from areal_pipe.episode import GroupRun
 from areal_pipe.errors import WorkflowError
+from areal_pipe.executor_config import ExecutorConfig
 from areal_pipe.grouping import GroupedRolloutWorkflow
 from areal_pipe.resolution import resolve_should_accept_fn, resolve_workflow
 from areal_pipe.row_stream import RowStream
 from areal_pipe.staleness import RolloutStat, StalenessManager
-from areal_pipe.storage.task_dump import DumpConfig, TaskDump
+from areal_pipe.storage.task_dump import TaskDump
 from areal_pipe.task_outcome import RolloutStatistics, TaskOutcome, refused
 from areal_pipe.trajectory import Episode, Status
 from areal_pipe.workflow import RolloutWorkflow
@@ -31,23 +32,6 @@ from areal_pipe.workflow import RolloutWorkflow
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-UNLIMITED_STALENESS = 10**12
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExecutorConfig:
-    """How many prompts run at once, how stale they may be, and whether they are dumped."""
-
-    max_concurrent_rollouts: int = 64
-    """Prompts (groups) running at once."""
-    consumer_batch_size: int = 1
-    """Results a trainer takes per weight version."""
-    max_head_offpolicyness: int = UNLIMITED_STALENESS
-    """Versions a result may lag behind when it is consumed."""
-    policy: EpisodePolicy = field(default_factory=EpisodePolicy)
-    dump: DumpConfig | None = None
-    """Write `{task_id}.jsonl` files; None: do not."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -91,8 +75,6 @@ class WorkflowExecutor:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="rollouts", daemon=True)
         self._thread.start()
-
-    # -- submitting --
 
     def submit(
         self,
@@ -157,8 +139,6 @@ class WorkflowExecutor:
         with self._changed:
             self._paused = False
         self.wake()
-
-    # -- running (in the loop's thread) --
 
     def _start_what_may_run(self) -> None:
         while (task := self._next_task()) is not None:
@@ -270,8 +250,6 @@ class WorkflowExecutor:
             return
         expected = self._expected_keys.setdefault(type(inner), set(result))
         packing.check_expected_keys(result, expected)
-
-    # -- collecting --
 
     def wait(
         self, count: int, timeout: float | None = None, raise_timeout: bool = True
@@ -386,8 +364,6 @@ class WorkflowExecutor:
     def _wanted(self, batch_size: int) -> int:
         ahead = batch_size + self.config.max_concurrent_rollouts
         return max(batch_size, min(self.staleness.get_pending_limit(), ahead))
-
-    # -- ending --
 
     def stats(self) -> RolloutStat:
         return self.staleness.get_stats()

@@ -7,7 +7,8 @@ from typing import Any
 
 from areal_pipe.continuation import generate_until_done
 from areal_pipe.engine import InferenceEngine, ModelRequest, ModelResponse, ShouldAcceptFn
-from areal_pipe.executor import ExecutorConfig, WorkflowExecutor
+from areal_pipe.executor import WorkflowExecutor
+from areal_pipe.executor_config import ExecutorConfig
 
 WorkflowKwargs = Mapping[str, Any] | None
 Accept = ShouldAcceptFn | str | None

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from areal_pipe.engine import ModelRequest, ModelResponse
 from areal_pipe.errors import EngineError
-from areal_pipe.executor import ExecutorConfig
+from areal_pipe.executor_config import ExecutorConfig
 from areal_pipe.rollout_engine import RolloutEngine
 
 Scripted = Sequence[int] | ModelResponse | BaseException

@@ -9,7 +9,7 @@ import pytest
 
 from areal_pipe.engine import ModelRequest
 from areal_pipe.engines.scripted import ScriptedEngine
-from areal_pipe.executor import ExecutorConfig
+from areal_pipe.executor_config import ExecutorConfig
 from areal_pipe.trajectory import Status
 from areal_pipe.workflow import RolloutWorkflow
 from tests.scenarios import tensors_of
