@@ -8,6 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from areal_pipe import workflow_context as workflow_context
+    from areal_pipe.advantages import NormConfig as NormConfig
+    from areal_pipe.advantages import group_advantages as group_advantages
+    from areal_pipe.advantages import normalize as normalize
+    from areal_pipe.collation import collate as collate
     from areal_pipe.engine import GenerationHyperparameters as GenerationHyperparameters
     from areal_pipe.engine import InferenceEngine as InferenceEngine
     from areal_pipe.engine import ModelRequest as ModelRequest
@@ -25,6 +29,7 @@ if TYPE_CHECKING:
     from areal_pipe.resolution import resolve_should_accept_fn as resolve_should_accept_fn
     from areal_pipe.resolution import resolve_workflow as resolve_workflow
     from areal_pipe.rewards.call import AsyncRewardWrapper as AsyncRewardWrapper
+    from areal_pipe.rewards.overlong import overlong_penalty as overlong_penalty
     from areal_pipe.staleness import StalenessManager as StalenessManager
     from areal_pipe.workflow import RolloutWorkflow as RolloutWorkflow
     from areal_pipe.workflow import StagedWorkflow as StagedWorkflow
@@ -41,6 +46,7 @@ _HOMES = {
     "ModelRequest": "engine",
     "ModelResponse": "engine",
     "MultiTurnWorkflow": "workflows.multi_turn",
+    "NormConfig": "advantages",
     "RLVRWorkflow": "workflows.rlvr",
     "RolloutWorkflow": "workflow",
     "ScriptedEngine": "engines.scripted",
@@ -49,7 +55,11 @@ _HOMES = {
     "TransformersEngine": "engines.transformers_local",
     "WorkflowExecutor": "executor",
     "check_trajectory_format": "packing",
+    "collate": "collation",
     "concat_padded_tensors": "packing",
+    "group_advantages": "advantages",
+    "normalize": "advantages",
+    "overlong_penalty": "rewards.overlong",
     "resolve_should_accept_fn": "resolution",
     "resolve_workflow": "resolution",
 }

@@ -15,6 +15,7 @@ from typing import Any, TypeVar, cast
 from areal_pipe import packing, workflow_context
 from areal_pipe.engine import InferenceEngine
 from areal_pipe.errors import EngineUnavailable, StageTimeout, WorkflowError, is_infrastructure
+from areal_pipe.tracebacks import user_traceback
 from areal_pipe.trajectory import Episode, Failure, Status, Trajectory
 from areal_pipe.watched import WatchedEngine
 from areal_pipe.workflow import Draft, RolloutWorkflow, StagedWorkflow
@@ -363,4 +364,5 @@ def _failure_of(error: Exception, *, stage: str, attempts: int = 1) -> Failure:
         message=str(error),
         attempts=attempts,
         infrastructure=is_infrastructure(error),
+        traceback=user_traceback(error),
     )

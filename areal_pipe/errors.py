@@ -16,6 +16,7 @@ ArealPipeError
 └── StorageError             object storage: unreachable, refused, or damaged content
     ├── StorageUnavailable   an outage: infrastructure, worth a retry
     ├── ConcurrentWrite      another run is writing the same shard
+    │   └── ShardBusy        another run is working on it and says so
     └── SchemaError          a file was written by a newer major schema
 """
 
@@ -82,6 +83,10 @@ class StorageUnavailable(StorageError):
 
 class ConcurrentWrite(StorageError):
     """Another run changed the same shard while this one was writing it."""
+
+
+class ShardBusy(ConcurrentWrite):
+    """Another run is working on this shard right now."""
 
 
 class SchemaError(StorageError):

@@ -127,6 +127,11 @@ class WorkflowExecutor:
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._start_what_may_run)
 
+    @property
+    def thread_ident(self) -> int:
+        """The thread of the loop, as `threading` and `sys` know it."""
+        return self._thread.ident or 0
+
     def run(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
         """Run a coroutine in the executor's loop, beside the rollouts."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)

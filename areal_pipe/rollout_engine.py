@@ -35,6 +35,13 @@ class RolloutEngine(InferenceEngine):
         may be left empty: the version at the time of the request is filled in.
         """
 
+    def context_length(self) -> int | None:
+        """Tokens that prompt and completion may have together; None if it is not known.
+
+        May be asked before `initialize`, and loads nothing.
+        """
+        return None
+
     def describe(self) -> dict[str, Any]:
         """What a dataset should remember of the engine that made it."""
         return {"engine": type(self).__name__, "logprobs_mode": self.logprobs_mode}

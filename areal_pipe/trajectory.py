@@ -179,6 +179,8 @@ class Failure:
     """How often the stage was tried."""
     infrastructure: bool = False
     """True for outages, False for bad data and bad code."""
+    traceback: str = ""
+    """Where in the user's code it was raised, innermost line last; empty if it was not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

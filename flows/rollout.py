@@ -7,6 +7,7 @@ from prefect import flow
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
+from areal_pipe.campaign.claim import claimed
 from areal_pipe.campaign.config import CampaignConfig
 from areal_pipe.campaign.registry import campaign_of
 from areal_pipe.campaign.shard import ShardRun
@@ -25,8 +26,7 @@ async def rollout(config: CampaignConfig, shard: int) -> State[Any]:
         shard: number of the shard in the campaign's plan.
     """
     campaign = campaign_of(config)
-    async with campaign.shard_slots:
-        run = await ShardRun.open(campaign, shard)
+    async with claimed(campaign, shard) as run:
         async with run.group_tasks() as groups:
             for group in run.groups():
                 groups.create_task(roll_out_group(run, group))

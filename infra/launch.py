@@ -1,10 +1,9 @@
 """Running a campaign's flows from the command line, with a Prefect server that is there or made."""
 
-import asyncio
+import contextlib
 import os
 import uuid
 from collections.abc import Generator
-from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
@@ -12,30 +11,39 @@ from rich.console import Console
 from areal_pipe.campaign import registry
 from areal_pipe.campaign.config import CampaignConfig
 from areal_pipe.campaign.runtime import Campaign
+from areal_pipe.cli.foreground import wait_for
 from areal_pipe.errors import ArealPipeError
 from infra.prefect_server import PrefectServer, ServerError, managed_server
+from infra.server_watch import while_answering
 
 console = Console()
 
 SEND_SECONDS = 20.0
 """Limit on handing the last events and log lines to the server."""
+SEND_INTERRUPTED_SECONDS = 0.5
+"""The same after Ctrl-C: nobody waits for log lines then."""
 
 
 def run_with_prefect(campaign: Campaign, shards: list[int]) -> None:
-    """Run the campaign flow in this process.
+    """Run the campaign flow in the engine's loop, beside its rollouts.
 
     Uses the server that PREFECT_API_URL or the active Prefect profile names; else starts a local
     one and stops it when everything has been recorded.
     """
     # The console belongs to the progress bar; the server still gets the log lines.
-    os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
-    with _server() as server:
-        _run_flow(campaign, server, num_shards=len(shards))
+    for setting in ("HANDLERS_CONSOLE_LEVEL", "INTERNAL_LEVEL"):
+        os.environ.setdefault(f"PREFECT_LOGGING_{setting}", "CRITICAL")
+    with _server(campaign) as (server, is_ours):
+        started = _run_flow(campaign, server, num_shards=len(shards))
+        if is_ours:
+            recorded = server.drain(*started)
+            lost = f" of {started[1]}; the store has them all" if recorded < started[1] else ""
+            console.print(f"Prefect recorded {recorded} task runs{lost}.")
 
 
-@contextmanager
-def _server() -> Generator[PrefectServer | None]:
-    """The server we started; None if there is one already."""
+@contextlib.contextmanager
+def _server(campaign: Campaign) -> Generator[tuple[PrefectServer, bool]]:
+    """The server, and whether we started it. The campaign's engine is loaded, too."""
     from prefect.settings import PREFECT_API_URL, get_current_settings, temporary_settings
 
     if url := get_current_settings().api.url:
@@ -46,17 +54,21 @@ def _server() -> Generator[PrefectServer | None]:
                 "start it, unset the setting to get a local one, or pass --no-prefect"
             )
         console.print(f"Prefect: {server.url}")
-        yield None
+        _ = campaign.engine
+        yield server, False
         return
     console.print("Starting a local Prefect server ...")
-    with managed_server() as server, temporary_settings({PREFECT_API_URL: server.api_url}):
+    with (
+        managed_server(while_starting=lambda: campaign.engine) as server,
+        temporary_settings({PREFECT_API_URL: server.api_url}),
+    ):
         console.print(f"Prefect: {server.url} (until this run ends)")
-        yield server
+        yield server, True
 
 
-def _run_flow(campaign: Campaign, server: PrefectServer | None, *, num_shards: int) -> None:
+def _run_flow(campaign: Campaign, server: PrefectServer, *, num_shards: int) -> tuple[str, int]:
+    """Run the campaign flow; (tag of its task runs, how many there were)."""
     from prefect import tags
-    from prefect.exceptions import TerminationSignal
 
     from flows.campaign import campaign as campaign_flow
     from tasks.policies import task_runs_started
@@ -66,24 +78,18 @@ def _run_flow(campaign: Campaign, server: PrefectServer | None, *, num_shards: i
     config = campaign.config
     described = (config.experiment_name, config.trial_name, f"version:{config.rollout.version}")
     registry.register(campaign)
+    send_seconds = SEND_INTERRUPTED_SECONDS
     try:
         with tags(*described, run_tag):
-            asyncio.run(_final_result(campaign_flow, config.without_secrets()))
-    except (TerminationSignal, BaseExceptionGroup) as error:
-        # SIGTERM ends a run the way Ctrl-C does. Prefect raises it in whatever task is running.
-        groups = isinstance(error, BaseExceptionGroup)
-        if groups and error.subgroup(TerminationSignal) is None:
-            raise
-        raise KeyboardInterrupt from error
+            flow = _final_result(campaign_flow, config.without_secrets())
+            watched = while_answering(server, flow, console)
+            wait_for(campaign.engine.executor, watched, console)
+        send_seconds = SEND_SECONDS
     finally:
         registry.forget(campaign)
-        _send_everything()
-    if server is not None:
-        # Prefect adds a task run for each flow run that another flow run starts.
-        started = task_runs_started() - before + num_shards
-        recorded = server.drain(run_tag, started)
-        lost = f" of {started}; the store has them all" if recorded < started else ""
-        console.print(f"Prefect recorded {recorded} task runs{lost}.")
+        _send_everything(send_seconds)
+    # Prefect adds a task run for each flow run that another flow run starts.
+    return run_tag, task_runs_started() - before + num_shards
 
 
 async def _final_result(flow: Any, config: CampaignConfig) -> None:
@@ -94,10 +100,10 @@ async def _final_result(flow: Any, config: CampaignConfig) -> None:
         raise error
 
 
-def _send_everything() -> None:
+def _send_everything(limit_seconds: float) -> None:
     """Hand queued events and log lines to the server now: at exit it may be gone."""
     from prefect.events.worker import EventsWorker
     from prefect.logging.handlers import APILogWorker
 
     for worker in (EventsWorker, APILogWorker):
-        worker.drain_all(timeout=SEND_SECONDS, at_exit=True)
+        worker.drain_all(timeout=limit_seconds, at_exit=True)

@@ -17,15 +17,15 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Generator
-from dataclasses import dataclass
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
 from areal_pipe.errors import ArealPipeError
 
 START_SECONDS = 90.0
-STOP_SECONDS = 10.0
+STOP_SECONDS = 2.5
+"""For the server to end by itself; what it has received is in its database by then."""
 DRAIN_SECONDS = 60.0
 _PR_SET_PDEATHSIG = 1
 
@@ -47,12 +47,18 @@ class ServerError(ArealPipeError):
     """The Prefect server did not start, or died."""
 
 
-@dataclass(frozen=True, slots=True)
 class PrefectServer:
     """A running server."""
 
-    url: str
-    """Address of the UI; the API is below it."""
+    def __init__(self, url: str) -> None:
+        """
+        Args:
+            url: address of the UI; the API is below it.
+        """
+        self.url = url
+
+    def revive(self) -> None:
+        """Start it again if it died: only where it is ours."""
 
     @property
     def api_url(self) -> str:
@@ -95,22 +101,58 @@ class PrefectServer:
             time.sleep(0.5)
 
 
+class ManagedServer(PrefectServer):
+    """A server that is our child process; started by the constructor."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._port = _free_port()
+        super().__init__(f"http://127.0.0.1:{self._port}")
+        (folder / "server.log").unlink(missing_ok=True)
+        self.process = _start(folder, self._port)
+
+    def revive(self) -> None:
+        if self.process.poll() is not None:
+            self.process = _start(self._folder, self._port)
+
+    def wait_until_healthy(self) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while not self.is_healthy():
+            died = self.process.poll() is not None
+            if died or time.monotonic() > deadline:
+                why = "exited" if died else f"is not up after {START_SECONDS:g} s"
+                tail = (self._folder / "server.log").read_text(errors="replace")[-2000:]
+                raise ServerError(f"the local Prefect server {why}; the end of its log:\n{tail}")
+            time.sleep(0.2)
+
+    def stop(self) -> None:
+        """SIGTERM, then SIGKILL to the whole process group."""
+        for sign in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, sign)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(STOP_SECONDS)
+
+
 @contextlib.contextmanager
-def managed_server(state_folder: Path | None = None) -> Generator[PrefectServer]:
+def managed_server(
+    state_folder: Path | None = None, *, while_starting: Callable[[], object] = lambda: None
+) -> Generator[ManagedServer]:
     """A server on a free port of this machine, stopped at the end.
 
     Args:
         state_folder: database and log; by default `~/.local/state/areal-pipe/prefect`. A folder
             that another server is using is left to it: this one then gets a temporary one.
+        while_starting: called while the server starts, which takes some seconds.
     """
     with _own_folder(state_folder or default_state_folder()) as folder:
-        process, port = _start(folder)
+        server = ManagedServer(folder)
         try:
-            server = PrefectServer(f"http://127.0.0.1:{port}")
-            _wait_until_healthy(server, process, folder)
+            while_starting()
+            server.wait_until_healthy()
             yield server
         finally:
-            _stop(process)
+            server.stop()
 
 
 def default_state_folder() -> Path:
@@ -133,16 +175,15 @@ def _own_folder(folder: Path) -> Generator[Path]:
         yield folder
 
 
-def _start(folder: Path) -> tuple[subprocess.Popen[bytes], int]:
-    port = _free_port()
+def _start(folder: Path, port: int) -> "subprocess.Popen[bytes]":
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
     environment |= TUNED | {
         "PREFECT_HOME": str(folder),
         # The UI is a page that asks the API by itself: it must know our port.
         "PREFECT_SERVER_UI_API_URL": f"http://127.0.0.1:{port}/api",
     }
-    with (folder / "server.log").open("wb") as log:
-        process = subprocess.Popen(
+    with (folder / "server.log").open("ab") as log:
+        return subprocess.Popen(
             [
                 sys.executable,
                 "-m",
@@ -161,7 +202,6 @@ def _start(folder: Path) -> tuple[subprocess.Popen[bytes], int]:
             start_new_session=True,
             preexec_fn=_die_with_parent,  # noqa: PLW1509 - one C call, no locks
         )
-    return process, port
 
 
 def _die_with_parent() -> None:
@@ -172,24 +212,3 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def _wait_until_healthy(
-    server: PrefectServer, process: subprocess.Popen[bytes], folder: Path
-) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while not server.is_healthy():
-        if process.poll() is not None or time.monotonic() > deadline:
-            why = "exited" if process.poll() is not None else f"is not up after {START_SECONDS:g} s"
-            tail = (folder / "server.log").read_text(errors="replace")[-2000:]
-            raise ServerError(f"the local Prefect server {why}; the end of its log:\n{tail}")
-        time.sleep(0.2)
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    """SIGTERM, then SIGKILL to the whole process group."""
-    for sign in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, sign)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(STOP_SECONDS)

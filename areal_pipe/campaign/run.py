@@ -2,6 +2,7 @@
 
 import asyncio
 
+from areal_pipe.campaign.claim import claimed
 from areal_pipe.campaign.runtime import Campaign
 from areal_pipe.campaign.shard import ShardRun, root_cause
 from areal_pipe.episode import GroupRun
@@ -35,8 +36,7 @@ async def run_campaign(campaign: Campaign, shards: list[int]) -> list[Manifest]:
 
 async def run_shard(campaign: Campaign, shard: int) -> Manifest:
     """Run a shard's missing episodes and commit it."""
-    async with campaign.shard_slots:
-        run = await ShardRun.open(campaign, shard)
+    async with claimed(campaign, shard) as run:
         async with run.group_tasks() as groups:
             for group in run.groups():
                 groups.create_task(roll_out(run, group))

@@ -4,6 +4,7 @@ import asyncio
 import functools
 import importlib.metadata
 import inspect
+import logging
 import math
 import platform
 import time
@@ -18,11 +19,14 @@ from areal_pipe.errors import ConcurrentWrite, RecipeMismatch, WorkflowError
 from areal_pipe.resolution import import_from_string, resolve_workflow
 from areal_pipe.rewards.pool import close_default_pool
 from areal_pipe.storage.keys import TrialKeys
+from areal_pipe.storage.lease import is_held
 from areal_pipe.storage.manifest import CampaignRecord, VersionRecord
 from areal_pipe.storage.objects import open_store
 from areal_pipe.storage.trial import StoredVersion
 from areal_pipe.trajectory import Episode
 from areal_pipe.workflow import RolloutWorkflow
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 _RECORD_ATTEMPTS = 5
@@ -41,6 +45,8 @@ class Campaign:
         self.record = self._planned_record()
         self.on_episode: Callable[[Episode], None] = lambda _: None
         """Called with every outcome as it is recorded."""
+        self.on_notice: Callable[[str], None] = logger.info
+        """Called with what a person who waits should know."""
         self.group_slots = asyncio.Semaphore(config.rollout.max_concurrent_rollouts)
         """Bounds the prompts that are rolled out at once, over all shards in this process."""
         self.shard_slots = asyncio.Semaphore(config.orchestration.max_concurrent_shards)
@@ -63,8 +69,23 @@ class Campaign:
             config.dataset, storage_options=config.cluster.options_for(config.dataset.path)
         )
         campaign = cls(config, prompts)
-        campaign._register(write=register)
+        campaign._enter(write=register)
         return campaign
+
+    def register(self) -> None:
+        """Enter the plan into `campaign.json`, if `open` did not."""
+        self._enter(write=True)
+
+    def check_recipe(self) -> None:
+        """That the version is still planned the way it was when this campaign was opened.
+
+        Raises:
+            RecipeMismatch: it is not.
+        """
+        _, trial = self._stored_record()
+        known = trial.versions.get(self._version_name)
+        if known is None or known.fingerprint != self.record.fingerprint:
+            raise self._mismatch(known)
 
     @property
     def url(self) -> str:
@@ -85,22 +106,21 @@ class Campaign:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._store_thread, functools.partial(fn, *args))
 
-    def prepare(self) -> None:
-        """Build workflow and engine now, so that what is wrong with them is said before a run.
+    @functools.cached_property
+    def built_engine(self) -> Any:
+        """The engine, not yet initialized: no weights are loaded, no server is asked.
 
         Raises:
-            WorkflowError: the workflow does not import or its arguments do not fit.
-            ConfigError: there is no such model or tokenizer.
+            ConfigError: there is no such model or device.
         """
-        _ = self.workflow
-        _ = self.engine
+        from areal_pipe.campaign.engines import build_engine  # torch only when something runs
+
+        return build_engine(self.config)
 
     @functools.cached_property
     def engine(self) -> Any:
         """The engine, initialized on first use."""
-        from areal_pipe.campaign.engines import build_engine  # torch only when something runs
-
-        engine = build_engine(self.config)
+        engine = self.built_engine
         engine.initialize()
         engine.set_version(self.config.rollout.version)
         return engine
@@ -164,45 +184,67 @@ class Campaign:
             created_at=time.time(),
         )
 
-    def _register(self, *, write: bool) -> None:
+    @property
+    def _version_name(self) -> str:
+        return f"{self.record.scope}/{self.record.version}"
+
+    def _enter(self, *, write: bool) -> None:
         """Enter this version into campaign.json, or take over how it was planned before."""
         for attempt in range(1, _RECORD_ATTEMPTS + 1):
             try:
-                self._register_once(write=write)
+                self._enter_once(write=write)
                 return
             except ConcurrentWrite:  # another version of the trial registered itself just now
                 if attempt == _RECORD_ATTEMPTS:
                     raise
 
-    def _register_once(self, *, write: bool) -> None:
-        name = f"{self.record.scope}/{self.record.version}"
-        stored = self.store.get_tagged(self._record_key)
-        if stored is None:
-            trial = CampaignRecord(
-                experiment_name=self.config.experiment_name, trial_name=self.config.trial_name
-            )
-        else:
-            trial = CampaignRecord.from_bytes(stored.data, where=self.store.where(self._record_key))
-        known = trial.versions.get(name)
+    def _enter_once(self, *, write: bool) -> None:
+        tag, trial = self._stored_record()
+        known = trial.versions.get(self._version_name)
         if known is not None and self._binds(known):
             self.record = known
         elif write:
-            trial.versions[name] = self.record
-            self.store.swap(self._record_key, trial.to_bytes(), tag=stored.tag if stored else None)
+            if known is not None:  # manifests of the old plan, of failed episodes only
+                self.store.delete(self.store.list(self.keys.manifests))
+            trial.versions[self._version_name] = self.record
+            self.store.swap(self._record_key, trial.to_bytes(), tag=tag)
+
+    def _stored_record(self) -> tuple[str | None, CampaignRecord]:
+        """(tag, content) of campaign.json."""
+        stored = self.store.get_tagged(self._record_key)
+        if stored is None:
+            return None, CampaignRecord(
+                experiment_name=self.config.experiment_name, trial_name=self.config.trial_name
+            )
+        where = self.store.where(self._record_key)
+        return stored.tag, CampaignRecord.from_bytes(stored.data, where=where)
 
     def _binds(self, known: VersionRecord) -> bool:
-        """Whether the stored plan holds. One that nothing was stored under may be replaced.
+        """Whether the stored plan holds. One under which no episode was finished may be replaced.
 
         Raises:
-            RecipeMismatch: there are trajectories, of another recipe.
+            RecipeMismatch: there are trajectories of another recipe, or a run is making some.
         """
         if known.fingerprint == self.record.fingerprint:
             return True
-        if not self.store.list(self.keys.prefix):
+        stored = StoredVersion(store=self.store, keys=self.keys, record=known)
+        if not self._is_in_use(stored):
             return False
-        differing = "\n  ".join(differing_fields(self.record.recipe, known.recipe))
-        raise RecipeMismatch(
-            f"{self.url}/{known.scope}/{known.version} holds trajectories of another recipe:\n"
+        raise self._mismatch(known)
+
+    def _is_in_use(self, stored: StoredVersion) -> bool:
+        shards = range(stored.record.num_shards)
+        return (
+            bool(self.store.list(self.keys.ledgers))
+            or any(manifest.closed for manifest in stored.manifests())
+            or any(is_held(self.store, self.keys.lease(shard)) for shard in shards)
+        )
+
+    def _mismatch(self, known: VersionRecord | None) -> RecipeMismatch:
+        theirs = known.recipe if known else {}
+        differing = "\n  ".join(differing_fields(self.record.recipe, theirs))
+        return RecipeMismatch(
+            f"{self.url}/{self._version_name} holds trajectories of another recipe:\n"
             f"  {differing}\n"
             "Choose another trial_name or rollout.version, or put these settings back."
         )

@@ -154,6 +154,8 @@ class ShardRun:
             ConcurrentWrite: another run committed this shard in between.
             StorageError: nothing was committed; finished episodes are in the ledger.
         """
+        if self.is_whole:
+            return self._state.manifest
         await self._ledger.drain()
         self._state.ledger_keys += self._ledger.written
         self._state = await self.campaign.run_blocking(self._commit)
@@ -247,6 +249,7 @@ class ShardRun:
                 message=rows[0]["error_message"],
                 attempts=rows[0]["attempts"],
                 infrastructure=rows[0]["infrastructure"],
+                traceback=rows[0]["error_traceback"],
             )
             for (task_id, sample), rows in sorted(self._state.rows.items())
             if task_id in still_open and rows[0]["status"] == Status.FAILED

@@ -1,22 +1,21 @@
 """`areal-pipe doctor`: everything that can be known before the first GPU second."""
 
-import asyncio
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 
 from rich.console import Console
 
 from areal_pipe.campaign.config import CampaignConfig, load_config
+from areal_pipe.campaign.inspection import inspect_campaign
 from areal_pipe.campaign.runtime import Campaign
 from areal_pipe.datasets.load import load_prompts
-from areal_pipe.engine import GenerationHyperparameters, ModelRequest
-from areal_pipe.errors import ArealPipeError
+from areal_pipe.episode import GroupRun
+from areal_pipe.errors import ArealPipeError, WorkflowError
 from areal_pipe.storage.objects import open_store
+from areal_pipe.storage.rows import rows_of
 
 console = Console()
-
-PROBE_TOKENS = 16
-"""Generated to see whether the engine answers."""
 
 
 def doctor_command(path: str, overrides: list[str]) -> int:
@@ -34,11 +33,13 @@ def doctor_command(path: str, overrides: list[str]) -> int:
     [campaign] = opened
     try:
         for name, probe in (
-            ("tokenizer", lambda: _tokenizer(campaign)),
-            ("workflow", lambda: type(campaign.workflow).__name__),
+            ("workflow", lambda: _workflow(campaign)),
+            ("reward, prompts", lambda: _inspection(campaign)),
             ("engine", lambda: _engine(campaign)),
+            ("episode", lambda: _episode(campaign)),
         ):
-            problems += _check(name, probe)
+            if _check(name, probe):
+                return problems + 1
     finally:
         campaign.close()
     return problems
@@ -75,21 +76,45 @@ def _recipe(config: CampaignConfig, opened: list[Campaign]) -> str:
     return f"{opened[0].record.num_episodes} episodes planned"
 
 
-def _tokenizer(campaign: Campaign) -> str:
-    if campaign.tokenizer is None:
-        return "none configured"
-    lengths: list[int] = []
-    for prompt in campaign.prompts:
-        ids = campaign.tokenizer.apply_chat_template(
-            prompt.data["messages"], tokenize=True, add_generation_prompt=True, return_dict=False
-        )
-        lengths.append(len(ids))
-    return f"prompts of {min(lengths)} to {max(lengths)} tokens"
+def _workflow(campaign: Campaign) -> str:
+    return type(campaign.workflow).__name__
+
+
+def _inspection(campaign: Campaign) -> str:
+    lengths = inspect_campaign(campaign)
+    if lengths is None:
+        return "the workflow makes its own prompts"
+    looked_at = f"{lengths.looked_at} prompts of {lengths.shortest} to {lengths.longest} tokens"
+    context = campaign.built_engine.context_length()
+    return f"{looked_at}, context {context or 'unknown'}"
 
 
 def _engine(campaign: Campaign) -> str:
-    request = ModelRequest(
-        input_ids=[0], gconfig=GenerationHyperparameters(max_new_tokens=PROBE_TOKENS)
+    return f"{type(campaign.engine).__name__} is ready"
+
+
+def _episode(campaign: Campaign) -> str:
+    """Run the first prompt once, for nothing: what it returns is judged and forgotten."""
+    prompt = campaign.prompts[0]
+    group = GroupRun(
+        campaign.workflow,
+        campaign.engine,
+        prompt.data,
+        task_id=prompt.task_id,
+        samples=(0,),
+        is_eval=campaign.config.rollout.is_eval,
+        policy=replace(campaign.config.rollout.episode_policy(), infrastructure_retries=0),
     )
-    response = asyncio.run(campaign.engine.agenerate(request))
-    return f"{type(campaign.engine).__name__} answered with {response.output_len} tokens"
+    [episode] = campaign.engine.executor.run(group.run()).result()
+    rows = rows_of(episode, data=prompt.data, decoder=campaign.tokenizer)
+    if episode.failure is not None:
+        failure = episode.failure
+        raise WorkflowError(
+            f"it failed in stage {failure.stage}: {failure.error_class}: {failure.message}\n"
+            f"{failure.traceback}"
+        )
+    tokens = sum(t.num_generated for t in episode.trajectories)
+    return (
+        f"{prompt.task_id}/0 {episode.status}, {tokens} tokens, reward {episode.reward}, "
+        f"{len(rows)} rows"
+    )

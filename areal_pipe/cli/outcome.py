@@ -1,8 +1,10 @@
 """How commands end: exit codes that mean something, and errors without a traceback."""
 
 import contextlib
+import os
 import sys
 from collections.abc import Generator
+from typing import NoReturn
 
 from rich.console import Console
 
@@ -19,6 +21,17 @@ EXIT_INTERRUPTED = 130
 _EXTRA_OF = {"torch": "torch", "transformers": "torch", "math_verify": "rewards", "s3fs": "s3"}
 
 errors_console = Console(stderr=True)
+
+
+class Unstoppable(ArealPipeError):
+    """The run is over, but threads of a library go on: only ending the process ends them."""
+
+
+def end_process(code: int) -> NoReturn:
+    """Exit without waiting for any thread."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 @contextlib.contextmanager
@@ -38,4 +51,7 @@ def report_errors() -> Generator[None]:
         bad_input = isinstance(error, ConfigError | DatasetError | WorkflowError)
         errors_console.print(f"[bold red]{type(error).__name__}[/]: ", end="")
         errors_console.print(str(error), markup=False, highlight=False, soft_wrap=True)
-        sys.exit(EXIT_BAD_INPUT if bad_input else EXIT_ERROR)
+        code = EXIT_BAD_INPUT if bad_input else EXIT_ERROR
+        if isinstance(error, Unstoppable):
+            end_process(code)
+        sys.exit(code)

@@ -2,36 +2,54 @@
 
 import asyncio
 import importlib
-import signal
-import threading
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from rich.console import Console
 
 from areal_pipe.campaign.config import load_config
+from areal_pipe.campaign.inspection import inspect_campaign
 from areal_pipe.campaign.run import count_missing, run_campaign
 from areal_pipe.campaign.runtime import Campaign
 from areal_pipe.campaign.summary import summarize
 from areal_pipe.cli import outcome
+from areal_pipe.cli.foreground import LoopBlocked, sigterm_as_interrupt, wait_for
 from areal_pipe.cli.progress import RunMeter, progress_bar
 from areal_pipe.cli.tables import print_summary
 from areal_pipe.errors import ConfigError
 
 console = Console()
 
-STOP_SECONDS = 4.0
-"""Limit on finishing what an interrupted run is writing."""
-
 LAUNCHER = "infra.launch"
 """Starts the flows. Not part of the wheel: the library works without it."""
+
+Launch = Callable[[Campaign, list[int]], None]
 
 
 def run_command(path: str, overrides: list[str], *, with_prefect: bool) -> int:
     """Run what is missing of a campaign; returns the exit code."""
+    with sigterm_as_interrupt():
+        try:
+            return _run(path, overrides, with_prefect=with_prefect)
+        except LoopBlocked:
+            _say_interrupted("User code still blocks the event loop, so the process is ended.")
+            outcome.end_process(outcome.EXIT_INTERRUPTED)
+        except KeyboardInterrupt:
+            _say_interrupted()
+            return outcome.EXIT_INTERRUPTED
+
+
+def _say_interrupted(more: str = "") -> None:
+    console.print(
+        f"\nInterrupted. Finished episodes are kept; the same command goes on from here. {more}"
+    )
+
+
+def _run(path: str, overrides: list[str], *, with_prefect: bool) -> int:
     config = load_config(path, overrides)
     launch = _launcher() if with_prefect else _run_in_library
-    campaign = Campaign.open(config)
+    campaign = Campaign.open(config, register=False)
+    campaign.on_notice = console.print
+    blocked = False
     try:
         missing = asyncio.run(count_missing(campaign))
         if missing and not sum(missing.values()):
@@ -42,26 +60,23 @@ def run_command(path: str, overrides: list[str], *, with_prefect: bool) -> int:
             console.print(f"Everything is committed: {campaign.url}. Nothing to do.")
             return _finish(campaign)
         return _run_missing(campaign, missing, launch)
+    except LoopBlocked:
+        blocked = True
+        raise
     finally:
-        campaign.close()
+        if not blocked:
+            campaign.close()
 
 
-def _run_missing(
-    campaign: Campaign, missing: dict[int, int], launch: Callable[[Campaign, list[int]], None]
-) -> int:
+def _run_missing(campaign: Campaign, missing: dict[int, int], launch: Launch) -> int:
     total, episodes = campaign.record.num_episodes, sum(missing.values())
+    inspect_campaign(campaign)
+    campaign.register()
     kept = f", {total - episodes} are stored already" if episodes < total else ""
     console.print(f"[bold]{campaign.url}[/]: {episodes} of {total} episodes to run{kept}.")
-    campaign.prepare()
     meter = RunMeter()
-    try:
-        with progress_bar(console, campaign, episodes, meter):
-            launch(campaign, sorted(missing))
-    except KeyboardInterrupt:
-        console.print(
-            "\nInterrupted. Finished episodes are kept; the same command goes on from here."
-        )
-        return outcome.EXIT_INTERRUPTED
+    with progress_bar(console, campaign, episodes, meter):
+        launch(campaign, sorted(missing))
     return _finish(campaign, meter)
 
 
@@ -72,26 +87,15 @@ def _finish(campaign: Campaign, meter: RunMeter | None = None) -> int:
 
 
 def _run_in_library(campaign: Campaign, shards: list[int]) -> None:
-    """Run in the loop of the engine's executor; Ctrl-C cancels and keeps what is done."""
-    ended = threading.Event()
+    _ = campaign.engine  # loaded here: the loop would hang meanwhile
 
     async def body() -> None:
-        try:
-            await run_campaign(campaign, shards)
-        finally:
-            ended.set()
+        await run_campaign(campaign, shards)
 
-    running = campaign.engine.executor.run(body())
-    with _sigterm_as_interrupt():
-        try:
-            running.result()
-        except KeyboardInterrupt:
-            running.cancel()
-            ended.wait(STOP_SECONDS)  # writes under way are finished first
-            raise
+    wait_for(campaign.engine.executor, body(), console)
 
 
-def _launcher() -> Callable[[Campaign, list[int]], None]:
+def _launcher() -> Launch:
     try:
         return importlib.import_module(LAUNCHER).run_with_prefect
     except ImportError as error:
@@ -99,17 +103,3 @@ def _launcher() -> Callable[[Campaign, list[int]], None]:
             f"running with Prefect needs the checkout (pip install -e '.[all]'): {error}; "
             "or pass --no-prefect"
         ) from error
-
-
-@contextmanager
-def _sigterm_as_interrupt() -> Generator[None]:
-    """Let SIGTERM end a run the way Ctrl-C does."""
-
-    def interrupt(signum: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -5,11 +5,15 @@ from collections import Counter
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from areal_pipe.campaign.summary import Summary
+from areal_pipe.storage.manifest import FailureRecord
 
-MAX_FAILURES = 10
-"""Failed episodes listed one by one."""
+MAX_CAUSES = 10
+"""Causes of failed episodes that are listed."""
+MAX_EPISODES = 4
+"""Episodes named for each of them."""
 
 
 def print_summary(
@@ -55,21 +59,36 @@ def summary_lines(summary: Summary, *, this_run: str | None = None) -> list[tupl
 
 
 def print_failures(console: Console, summary: Summary) -> None:
-    """Failed episodes of open groups, by class and one by one."""
-    if not summary.failures:
+    """Failed episodes of open groups: each cause once, with the episodes it struck."""
+    failures = summary.failures
+    if not failures:
         return
-    classes = Counter(f.error_class for f in summary.failures).most_common()
-    console.print(
-        f"\n[red]{len(summary.failures)} episodes failed[/]: "
-        + ", ".join(f"{n} {name}" for name, n in classes)
-        + ". Run again to retry only these."
+    classes = Counter(f.error_class for f in failures).most_common()
+    again = (
+        "Run again to retry only these."
+        if any(f.infrastructure for f in failures)
+        else "Mend the cause, then run again: only these are retried."
     )
-    table = Table("episode", "stage", "class", "message", "attempts")
-    for f in summary.failures[:MAX_FAILURES]:
-        message = textwrap.shorten(f.message, 400, placeholder=" ...")
-        table.add_row(
-            f"{f.task_id}/{f.sample_idx}", f.stage, f.error_class, message, str(f.attempts)
-        )
+    counts = ", ".join(f"{n} {name}" for name, n in classes)
+    console.print(f"\n[red]{len(failures)} episodes failed[/]: {counts}. {again}")
+    causes: dict[tuple[str, str, str], list[FailureRecord]] = {}
+    for f in failures:
+        causes.setdefault((f.stage, f.error_class, f.message), []).append(f)
+    table = Table("episodes", "stage", "class", "message")
+    for (stage, error_class, message), struck in list(causes.items())[:MAX_CAUSES]:
+        shown = textwrap.shorten(message, 400, placeholder=" ...")
+        place = struck[0].traceback.strip().splitlines()
+        raised = next((line.strip() for line in reversed(place) if "File " in line), "")
+        text = Text("\n".join(filter(None, (shown, raised))))
+        table.add_row(_places(struck), stage, error_class, text)
     console.print(table)
-    if (more := len(summary.failures) - MAX_FAILURES) > 0:
-        console.print(f"... and {more} more")
+    if (more := len(causes) - MAX_CAUSES) > 0:
+        console.print(f"... and {more} other messages")
+
+
+def _places(failures: list[FailureRecord]) -> str:
+    """The first few, as `task_id/sample_idx`, and how many more."""
+    places = [f"{f.task_id}/{f.sample_idx}" for f in failures]
+    if (more := len(places) - MAX_EPISODES) > 0:
+        places = [*places[:MAX_EPISODES], f"and {more} more"]
+    return ", ".join(places)

@@ -19,6 +19,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     GenerationConfig,
@@ -74,6 +75,7 @@ class TransformersEngine(RolloutEngine):
         super().__init__(executor_config)
         if dtype not in DTYPES:
             raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+        _check_device(device)
         self._model_path = model_path
         self._dtype, self._device = dtype, device
         self._max_batch_size = max_batch_size
@@ -84,6 +86,8 @@ class TransformersEngine(RolloutEngine):
         self._thread: threading.Thread | None = None
         self._model: Any = None
         self._eos_ids: tuple[int, ...] = ()
+        self._context: int | None = None
+        """Of the model's configuration, once it was read; 0: it does not say."""
         self.tokenizer: Any = None
 
     def initialize(self) -> None:
@@ -113,6 +117,11 @@ class TransformersEngine(RolloutEngine):
             self._thread = self._model = None
             self._stopping.clear()
 
+    def context_length(self) -> int | None:
+        if self._context is None:
+            self._context = _context_of(self._model_path)
+        return self._context or None
+
     def describe(self) -> dict[str, Any]:
         return super().describe() | {"dtype": self._dtype, "model": self._model_path}
 
@@ -135,9 +144,9 @@ class TransformersEngine(RolloutEngine):
                 f"a prompt must hold token ids in 0..{vocabulary - 1}, got "
                 f"{len(req.input_ids)} ids: {req.input_ids[:8]}"
             )
-        context = int(getattr(self._model.config, "max_position_embeddings", 0) or 2**31)
+        context = self.context_length()
         needed = len(req.input_ids) + req.gconfig.max_new_tokens
-        if needed > context:
+        if context is not None and needed > context:
             raise RequestError(
                 f"prompt and max_new_tokens must fit into the context of {context} tokens, got "
                 f"{len(req.input_ids)} + {req.gconfig.max_new_tokens}; shorten the prompt or lower "
@@ -312,6 +321,27 @@ def load_tokenizer(path: str) -> Any:
         tokenizer.backend_tokenizer.no_padding()
         tokenizer.backend_tokenizer.no_truncation()
     return tokenizer
+
+
+def _check_device(device: str) -> None:
+    try:
+        kind = torch.device(device).type
+    except RuntimeError as error:
+        raise ConfigError(f"engine.device must be a torch device: {_first_line(error)}") from error
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(
+            f"engine.device is {device!r}, but torch {torch.__version__} sees no GPU here; use "
+            "engine.device=cpu, or install torch with CUDA on a machine that has one"
+        )
+
+
+def _context_of(path: str) -> int:
+    _check_folder(path)
+    try:
+        config = AutoConfig.from_pretrained(path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"no model at {path!r}: {_first_line(error)}") from error
+    return int(getattr(config, "max_position_embeddings", 0) or 0)
 
 
 def _load_model(path: str, dtype: torch.dtype) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from areal_pipe.errors import RewardTimeout
-from areal_pipe.rewards.pool import RewardPool, UnpicklableReward, default_pool
+from areal_pipe.rewards.pool import RewardPool, UnpicklableReward, default_pool, pickled_call
 from areal_pipe.rewards.value import as_reward
 
 
@@ -33,6 +33,8 @@ class AsyncRewardWrapper:
             max_retries: further attempts after an exception, a crash or a timeout.
             pool: the pool to use.
         """
+        if not callable(reward_fn):
+            raise TypeError(f"a reward function must be callable, got {reward_fn!r}")
         if timeout_seconds <= 0 or max_retries < 0:
             raise ValueError(
                 "timeout_seconds must be > 0 and max_retries >= 0, "
@@ -42,6 +44,15 @@ class AsyncRewardWrapper:
         self._timeout_seconds = timeout_seconds
         self._attempts = max_retries + 1
         self._pool = pool or (RewardPool(max_workers) if max_workers else None)
+
+    def check(self) -> None:
+        """That the function can be sent to the pool's processes.
+
+        Raises:
+            UnpicklableReward: it cannot.
+        """
+        if not _is_async(self._fn):
+            pickled_call(self._fn, (), {})
 
     async def __call__(self, *args: Any, **kwargs: Any) -> float:
         """The reward.

@@ -141,7 +141,7 @@ class RewardPool:
             UnpicklableReward: `fn` or its arguments cannot be sent.
             Exception: whatever `fn` raised, with its traceback as a note.
         """
-        run = functools.partial(self._run, _pickled(fn, args, kwargs), timeout_seconds)
+        run = functools.partial(self._run, pickled_call(fn, args, kwargs), timeout_seconds)
         answer: Future[float] = Future()
         self._queue.put((answer, run))
         self._add_thread_for_call()
@@ -270,7 +270,12 @@ def _receive_while_running(worker: _Worker, limit_seconds: float) -> bytes | Non
             return message
 
 
-def _pickled(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+def pickled_call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+    """A call as it is sent to a worker.
+
+    Raises:
+        UnpicklableReward: it cannot be sent.
+    """
     main_path = getattr(sys.modules["__main__"], "__file__", None)
     in_main = getattr(fn, "__module__", None) == "__main__"
     try:

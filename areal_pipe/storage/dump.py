@@ -76,5 +76,6 @@ def _error_of(row: Row) -> dict[str, Any] | None:
         "stage": row["error_stage"],
         "class": row["error_class"],
         "message": row["error_message"],
+        "traceback": row["error_traceback"],
         "attempts": row["attempts"],
     }

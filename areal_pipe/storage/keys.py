@@ -6,6 +6,7 @@
         part-{shard:05d}[.n].parquet
         _ledger/{shard:05d}/{name}.arrow
         _manifest/{shard:05d}.json
+        _lease/{shard:05d}.json
 
 Names are percent-encoded where they hold anything but letters, digits and `-_.~`, so that distinct
 names give distinct keys.
@@ -64,13 +65,26 @@ class VersionKeys:
 
     def ledger(self, shard: int) -> str:
         """Prefix of a shard's ledger objects."""
-        return f"{self.prefix}/_ledger/{shard:05d}"
+        return f"{self.ledgers}/{shard:05d}"
 
     def ledger_entry(self, shard: int, name: str) -> str:
         return f"{self.ledger(shard)}/{name}.arrow"
 
+    @property
+    def ledgers(self) -> str:
+        """Prefix of all ledger objects."""
+        return f"{self.prefix}/_ledger"
+
+    @property
+    def manifests(self) -> str:
+        """Prefix of all manifests."""
+        return f"{self.prefix}/_manifest"
+
     def manifest(self, shard: int) -> str:
-        return f"{self.prefix}/_manifest/{shard:05d}.json"
+        return f"{self.manifests}/{shard:05d}.json"
+
+    def lease(self, shard: int) -> str:
+        return f"{self.prefix}/_lease/{shard:05d}.json"
 
 
 @dataclass(frozen=True, slots=True)

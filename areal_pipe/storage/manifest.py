@@ -49,6 +49,7 @@ class FailureRecord(BaseModel):
     message: str
     attempts: int
     infrastructure: bool = False
+    traceback: str = ""
 
 
 class Tally(BaseModel):

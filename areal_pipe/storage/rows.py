@@ -52,6 +52,7 @@ SCHEMA = pa.schema(
         ("error_stage", pa.string()),
         ("error_class", pa.string()),
         ("error_message", pa.string()),
+        ("error_traceback", pa.string()),
         ("attempts", pa.int32()),
         ("infrastructure", pa.bool_()),
         ("duration_seconds", pa.float32()),
@@ -104,6 +105,7 @@ def _episode_columns(episode: Episode, data: Mapping[str, Any]) -> Row:
             "error_stage": failure.stage,
             "error_class": failure.error_class,
             "error_message": clean_text(failure.message)[0],
+            "error_traceback": clean_text(failure.traceback)[0],
             "attempts": failure.attempts,
             "infrastructure": failure.infrastructure,
         }

@@ -128,7 +128,21 @@ def messages_of(data: Mapping[str, Any]) -> Any:
 
 
 def input_ids_of_messages(messages: Any, tokenizer: Any, enable_thinking: bool) -> list[int]:
-    """Prompt tokens through the tokenizer's chat template, ready for the assistant's turn."""
+    """Prompt tokens through the tokenizer's chat template, ready for the assistant's turn.
+
+    Raises:
+        WorkflowError: there is no tokenizer, or it has no chat template.
+    """
+    if tokenizer is None:
+        raise WorkflowError(
+            "RLVRWorkflow needs a tokenizer, got None; set rollout.tokenizer_path or engine.model"
+        )
+    if not getattr(tokenizer, "chat_template", "unknown"):
+        raise WorkflowError(
+            f"the tokenizer {getattr(tokenizer, 'name_or_path', '')!r} has no chat template; use "
+            "an instruction-tuned model's, put a chat_template.jinja into its folder, or pass "
+            "get_input_ids_fn"
+        )
     encoded = tokenizer.apply_chat_template(
         messages,
         tokenize=True,

@@ -75,7 +75,7 @@ def test_failed_episodes_are_listed_and_exit_1(
     config = campaign_config([{"number": 1}, {"number": 2, "fail_samples": [0]}])
     failed = cli("run", write(config, tmp_path), "--no-prefect")
     assert failed.returncode == 1
-    for expected in ("1 episodes failed", "1/0", "LookupError", "no luck with 1/0", "Run again"):
+    for expected in ("1 episodes failed", "1/0", "LookupError", "no luck with 1/0", "run again"):
         assert expected in failed.stdout
 
 
