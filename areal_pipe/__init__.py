@@ -7,61 +7,61 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from areal_pipe import workflow_context as workflow_context
-    from areal_pipe.advantages import NormConfig as NormConfig
-    from areal_pipe.advantages import group_advantages as group_advantages
-    from areal_pipe.advantages import normalize as normalize
-    from areal_pipe.collation import collate as collate
-    from areal_pipe.engine import GenerationHyperparameters as GenerationHyperparameters
-    from areal_pipe.engine import InferenceEngine as InferenceEngine
-    from areal_pipe.engine import ModelRequest as ModelRequest
-    from areal_pipe.engine import ModelResponse as ModelResponse
-    from areal_pipe.engines.scripted import ScriptedEngine as ScriptedEngine
-    from areal_pipe.engines.transformers_local import TransformersEngine as TransformersEngine
-    from areal_pipe.executor import WorkflowExecutor as WorkflowExecutor
-    from areal_pipe.executor_config import ExecutorConfig as ExecutorConfig
-    from areal_pipe.grouping import GroupedRolloutWorkflow as GroupedRolloutWorkflow
-    from areal_pipe.interaction import (
+    from areal_pipe.contract import workflow_context as workflow_context
+    from areal_pipe.contract.engine import GenerationHyperparameters as GenerationHyperparameters
+    from areal_pipe.contract.engine import InferenceEngine as InferenceEngine
+    from areal_pipe.contract.engine import ModelRequest as ModelRequest
+    from areal_pipe.contract.engine import ModelResponse as ModelResponse
+    from areal_pipe.contract.interaction import (
         InteractionWithTokenLogpReward as InteractionWithTokenLogpReward,
     )
-    from areal_pipe.packing import check_trajectory_format as check_trajectory_format
-    from areal_pipe.packing import concat_padded_tensors as concat_padded_tensors
-    from areal_pipe.resolution import resolve_should_accept_fn as resolve_should_accept_fn
-    from areal_pipe.resolution import resolve_workflow as resolve_workflow
+    from areal_pipe.contract.workflow import RolloutWorkflow as RolloutWorkflow
+    from areal_pipe.contract.workflow import StagedWorkflow as StagedWorkflow
+    from areal_pipe.datasets.advantages import NormConfig as NormConfig
+    from areal_pipe.datasets.advantages import group_advantages as group_advantages
+    from areal_pipe.datasets.advantages import normalize as normalize
+    from areal_pipe.datasets.collation import collate as collate
+    from areal_pipe.engines.scripted import ScriptedEngine as ScriptedEngine
+    from areal_pipe.engines.transformers_local import TransformersEngine as TransformersEngine
+    from areal_pipe.episodes.grouping import GroupedRolloutWorkflow as GroupedRolloutWorkflow
+    from areal_pipe.episodes.packing import check_trajectory_format as check_trajectory_format
+    from areal_pipe.episodes.packing import concat_padded_tensors as concat_padded_tensors
+    from areal_pipe.episodes.resolution import resolve_should_accept_fn as resolve_should_accept_fn
+    from areal_pipe.episodes.resolution import resolve_workflow as resolve_workflow
     from areal_pipe.rewards.call import AsyncRewardWrapper as AsyncRewardWrapper
     from areal_pipe.rewards.overlong import overlong_penalty as overlong_penalty
-    from areal_pipe.staleness import StalenessManager as StalenessManager
-    from areal_pipe.workflow import RolloutWorkflow as RolloutWorkflow
-    from areal_pipe.workflow import StagedWorkflow as StagedWorkflow
+    from areal_pipe.rollout.executor import WorkflowExecutor as WorkflowExecutor
+    from areal_pipe.rollout.executor_config import ExecutorConfig as ExecutorConfig
+    from areal_pipe.rollout.staleness import StalenessManager as StalenessManager
     from areal_pipe.workflows.multi_turn import MultiTurnWorkflow as MultiTurnWorkflow
     from areal_pipe.workflows.rlvr import RLVRWorkflow as RLVRWorkflow
 
 _HOMES = {
     "AsyncRewardWrapper": "rewards.call",
-    "ExecutorConfig": "executor_config",
-    "GenerationHyperparameters": "engine",
-    "GroupedRolloutWorkflow": "grouping",
-    "InferenceEngine": "engine",
-    "InteractionWithTokenLogpReward": "interaction",
-    "ModelRequest": "engine",
-    "ModelResponse": "engine",
+    "ExecutorConfig": "rollout.executor_config",
+    "GenerationHyperparameters": "contract.engine",
+    "GroupedRolloutWorkflow": "episodes.grouping",
+    "InferenceEngine": "contract.engine",
+    "InteractionWithTokenLogpReward": "contract.interaction",
+    "ModelRequest": "contract.engine",
+    "ModelResponse": "contract.engine",
     "MultiTurnWorkflow": "workflows.multi_turn",
-    "NormConfig": "advantages",
+    "NormConfig": "datasets.advantages",
     "RLVRWorkflow": "workflows.rlvr",
-    "RolloutWorkflow": "workflow",
+    "RolloutWorkflow": "contract.workflow",
     "ScriptedEngine": "engines.scripted",
-    "StagedWorkflow": "workflow",
-    "StalenessManager": "staleness",
+    "StagedWorkflow": "contract.workflow",
+    "StalenessManager": "rollout.staleness",
     "TransformersEngine": "engines.transformers_local",
-    "WorkflowExecutor": "executor",
-    "check_trajectory_format": "packing",
-    "collate": "collation",
-    "concat_padded_tensors": "packing",
-    "group_advantages": "advantages",
-    "normalize": "advantages",
+    "WorkflowExecutor": "rollout.executor",
+    "check_trajectory_format": "episodes.packing",
+    "collate": "datasets.collation",
+    "concat_padded_tensors": "episodes.packing",
+    "group_advantages": "datasets.advantages",
+    "normalize": "datasets.advantages",
     "overlong_penalty": "rewards.overlong",
-    "resolve_should_accept_fn": "resolution",
-    "resolve_workflow": "resolution",
+    "resolve_should_accept_fn": "episodes.resolution",
+    "resolve_workflow": "episodes.resolution",
 }
 
 __all__ = [  # noqa: PLE0604 - names, lazily imported
@@ -72,7 +72,7 @@ __all__ = [  # noqa: PLE0604 - names, lazily imported
 
 def __getattr__(name: str) -> Any:
     if name == "workflow_context":
-        return importlib.import_module("areal_pipe.workflow_context")
+        return importlib.import_module("areal_pipe.contract.workflow_context")
     if name not in _HOMES:
         raise AttributeError(f"module 'areal_pipe' has no attribute {name!r}")
     return getattr(importlib.import_module(f"areal_pipe.{_HOMES[name]}"), name)

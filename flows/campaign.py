@@ -10,7 +10,7 @@ from prefect.states import Completed, Failed
 from areal_pipe.campaign.config import CampaignConfig
 from areal_pipe.campaign.registry import campaign_of
 from areal_pipe.campaign.run import count_missing
-from areal_pipe.errors import ArealPipeError
+from areal_pipe.contract.errors import ArealPipeError
 from flows.rollout import rollout
 
 

@@ -12,7 +12,7 @@ from areal_pipe.campaign.config import CampaignConfig
 from areal_pipe.campaign.registry import campaign_of
 from areal_pipe.campaign.shard import ShardRun
 from areal_pipe.campaign.summary import describe_open
-from areal_pipe.episode import EpisodeRun, GroupRun
+from areal_pipe.episodes.episode import EpisodeRun, GroupRun
 from tasks import episodes
 from tasks.shards import commit, list_failures
 

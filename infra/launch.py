@@ -12,7 +12,7 @@ from areal_pipe.campaign import registry
 from areal_pipe.campaign.config import CampaignConfig
 from areal_pipe.campaign.runtime import Campaign
 from areal_pipe.cli.foreground import wait_for
-from areal_pipe.errors import ArealPipeError
+from areal_pipe.contract.errors import ArealPipeError
 from infra.prefect_server import PrefectServer, ServerError, managed_server
 from infra.server_watch import while_answering
 

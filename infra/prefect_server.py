@@ -21,7 +21,7 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
-from areal_pipe.errors import ArealPipeError
+from areal_pipe.contract.errors import ArealPipeError
 
 START_SECONDS = 90.0
 STOP_SECONDS = 2.5

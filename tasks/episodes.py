@@ -7,9 +7,9 @@ from typing import cast
 from prefect.logging import get_run_logger
 
 from areal_pipe.campaign.shard import ShardRun
-from areal_pipe.engine import InferenceEngine
-from areal_pipe.episode import EpisodeRun, GroupRun
-from areal_pipe.watched import WatchedEngine
+from areal_pipe.contract.engine import InferenceEngine
+from areal_pipe.episodes.episode import EpisodeRun, GroupRun
+from areal_pipe.episodes.watched import WatchedEngine
 from tasks.policies import pipeline_task
 
 

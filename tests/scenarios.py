@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from areal_pipe import workflow_context
-from areal_pipe.engine import ModelRequest
-from areal_pipe.workflow import RolloutWorkflow
+from areal_pipe.contract import workflow_context
+from areal_pipe.contract.engine import ModelRequest
+from areal_pipe.contract.workflow import RolloutWorkflow
 
 EOS = 2
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 
 from areal_pipe.campaign.runtime import Campaign
 from areal_pipe.campaign.shard import ShardRun
-from areal_pipe.errors import ConcurrentWrite, ShardBusy, StorageError
+from areal_pipe.contract.errors import ConcurrentWrite, ShardBusy, StorageError
 from areal_pipe.storage.lease import RENEW_SECONDS, Lease
 
 logger = logging.getLogger(__name__)

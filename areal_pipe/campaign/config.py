@@ -7,12 +7,12 @@ from typing import Annotated, Any, Literal, Self
 import yaml
 from pydantic import AfterValidator, Field, SecretStr, ValidationError, model_validator
 
+from areal_pipe.contract.engine import GenerationHyperparameters
+from areal_pipe.contract.errors import ConfigError
+from areal_pipe.contract.sections import Section, describe_errors
 from areal_pipe.datasets.config import DatasetConfig
-from areal_pipe.engine import GenerationHyperparameters
-from areal_pipe.episode import EpisodePolicy
-from areal_pipe.errors import ConfigError
-from areal_pipe.grouping import GroupPolicy
-from areal_pipe.sections import Section, describe_errors
+from areal_pipe.episodes.episode import EpisodePolicy
+from areal_pipe.episodes.grouping import GroupPolicy
 from areal_pipe.storage import keys
 from areal_pipe.storage.objects import is_s3
 

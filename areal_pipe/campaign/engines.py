@@ -2,8 +2,8 @@
 
 from areal_pipe.campaign.config import CampaignConfig
 from areal_pipe.engines.scripted import ScriptedEngine
-from areal_pipe.resolution import import_from_string
-from areal_pipe.rollout_engine import RolloutEngine
+from areal_pipe.episodes.resolution import import_from_string
+from areal_pipe.rollout.rollout_engine import RolloutEngine
 
 
 def build_engine(config: CampaignConfig) -> RolloutEngine:

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from areal_pipe.campaign.config import CampaignConfig
+from areal_pipe.contract.errors import ConfigError
 from areal_pipe.datasets.load import Prompt
-from areal_pipe.errors import ConfigError
-from areal_pipe.resolution import import_from_string
+from areal_pipe.episodes.resolution import import_from_string
 from areal_pipe.storage.rows import to_json
 
 _EDGE_BYTES = 1 << 20

@@ -9,15 +9,15 @@ import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from areal_pipe import workflow_context
 from areal_pipe.campaign.runtime import Campaign
+from areal_pipe.contract import workflow_context
+from areal_pipe.contract.engine import GenerationHyperparameters
+from areal_pipe.contract.errors import ArealPipeError, DatasetError, WorkflowError
+from areal_pipe.contract.workflow import RolloutWorkflow, StagedWorkflow
+from areal_pipe.contract.workflow_context import WorkflowContext
 from areal_pipe.datasets.load import Prompt
-from areal_pipe.engine import GenerationHyperparameters
-from areal_pipe.errors import ArealPipeError, DatasetError, WorkflowError
-from areal_pipe.grouping import GroupedRolloutWorkflow
+from areal_pipe.episodes.grouping import GroupedRolloutWorkflow
 from areal_pipe.rewards.call import AsyncRewardWrapper
-from areal_pipe.workflow import RolloutWorkflow, StagedWorkflow
-from areal_pipe.workflow_context import WorkflowContext
 
 MAX_TOKENIZED = 1000
 """Prompts tokenized: all of a small dataset, else the longest by characters."""

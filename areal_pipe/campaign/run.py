@@ -5,7 +5,7 @@ import asyncio
 from areal_pipe.campaign.claim import claimed
 from areal_pipe.campaign.runtime import Campaign
 from areal_pipe.campaign.shard import ShardRun, root_cause
-from areal_pipe.episode import GroupRun
+from areal_pipe.episodes.episode import GroupRun
 from areal_pipe.storage.manifest import Manifest
 
 

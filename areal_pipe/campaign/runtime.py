@@ -14,17 +14,17 @@ from typing import Any, TypeVar
 
 from areal_pipe.campaign.config import CampaignConfig
 from areal_pipe.campaign.fingerprint import differing_fields, fingerprint_of, recipe_of
+from areal_pipe.contract.errors import ConcurrentWrite, RecipeMismatch, WorkflowError
+from areal_pipe.contract.trajectory import Episode
+from areal_pipe.contract.workflow import RolloutWorkflow
 from areal_pipe.datasets.load import Prompt, load_prompts
-from areal_pipe.errors import ConcurrentWrite, RecipeMismatch, WorkflowError
-from areal_pipe.resolution import import_from_string, resolve_workflow
+from areal_pipe.episodes.resolution import import_from_string, resolve_workflow
 from areal_pipe.rewards.pool import close_default_pool
 from areal_pipe.storage.keys import TrialKeys
 from areal_pipe.storage.lease import is_held
 from areal_pipe.storage.manifest import CampaignRecord, VersionRecord
 from areal_pipe.storage.objects import open_store
 from areal_pipe.storage.trial import StoredVersion
-from areal_pipe.trajectory import Episode
-from areal_pipe.workflow import RolloutWorkflow
 
 logger = logging.getLogger(__name__)
 

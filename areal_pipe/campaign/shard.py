@@ -14,14 +14,14 @@ from collections.abc import AsyncGenerator, Iterable
 from dataclasses import dataclass, field
 
 from areal_pipe.campaign.runtime import Campaign
-from areal_pipe.episode import EpisodeRun, GroupRun, failed_to_store
-from areal_pipe.grouping import GroupState, GroupVerdict, close_group
+from areal_pipe.contract.trajectory import Episode, Status
+from areal_pipe.episodes.episode import EpisodeRun, GroupRun, failed_to_store
+from areal_pipe.episodes.grouping import GroupState, GroupVerdict, close_group
 from areal_pipe.storage.dump import to_jsonl
 from areal_pipe.storage.ledger import LedgerWriter, read_ledger
 from areal_pipe.storage.manifest import FailureRecord, Manifest, PartRecord, Tally, tally_of
 from areal_pipe.storage.parts import to_ipc, to_parquet
 from areal_pipe.storage.rows import Row, rows_of, table_of
-from areal_pipe.trajectory import Episode, Status
 
 Place = tuple[int, int]
 """(task_id, sample_idx)"""

@@ -5,9 +5,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from areal_pipe.contract.trajectory import Status
 from areal_pipe.storage.manifest import FailureRecord, Manifest, Tally, VersionRecord
 from areal_pipe.storage.trial import StoredVersion
-from areal_pipe.trajectory import Status
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

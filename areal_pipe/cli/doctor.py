@@ -9,9 +9,9 @@ from rich.console import Console
 from areal_pipe.campaign.config import CampaignConfig, load_config
 from areal_pipe.campaign.inspection import inspect_campaign
 from areal_pipe.campaign.runtime import Campaign
+from areal_pipe.contract.errors import ArealPipeError, WorkflowError
 from areal_pipe.datasets.load import load_prompts
-from areal_pipe.episode import GroupRun
-from areal_pipe.errors import ArealPipeError, WorkflowError
+from areal_pipe.episodes.episode import GroupRun
 from areal_pipe.storage.objects import open_store
 from areal_pipe.storage.rows import rows_of
 

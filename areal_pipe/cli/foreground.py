@@ -19,7 +19,7 @@ from typing import Any
 
 from rich.console import Console
 
-from areal_pipe.executor import WorkflowExecutor
+from areal_pipe.rollout.executor import WorkflowExecutor
 
 STOP_SECONDS = 3.0
 """Limit on finishing what an interrupted run is writing."""

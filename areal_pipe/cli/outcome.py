@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from rich.console import Console
 
-from areal_pipe.errors import ArealPipeError, ConfigError, DatasetError, WorkflowError
+from areal_pipe.contract.errors import ArealPipeError, ConfigError, DatasetError, WorkflowError
 
 EXIT_FAILED_EPISODES = 1
 """The run ended, but episodes failed (or `check` found problems)."""

@@ -17,7 +17,7 @@ from rich.progress import (
 )
 
 from areal_pipe.campaign.runtime import Campaign
-from areal_pipe.trajectory import Episode
+from areal_pipe.contract.trajectory import Episode
 
 
 class RunMeter:

@@ -15,12 +15,12 @@ from rich.text import Text
 
 from areal_pipe.campaign.summary import summarize
 from areal_pipe.cli.tables import print_summary
-from areal_pipe.errors import StorageError
+from areal_pipe.contract.errors import StorageError
+from areal_pipe.contract.trajectory import run_lengths
 from areal_pipe.storage.check import Finding, check_trial
 from areal_pipe.storage.rows import Row, trajectory_of
 from areal_pipe.storage.statistics import COLUMNS, Distributions, distributions_of
 from areal_pipe.storage.trial import StoredTrial, StoredVersion, open_trial
-from areal_pipe.trajectory import run_lengths
 
 console = Console()
 

@@ -15,7 +15,7 @@ from areal_pipe.cli import outcome
 from areal_pipe.cli.foreground import LoopBlocked, sigterm_as_interrupt, wait_for
 from areal_pipe.cli.progress import RunMeter, progress_bar
 from areal_pipe.cli.tables import print_summary
-from areal_pipe.errors import ConfigError
+from areal_pipe.contract.errors import ConfigError
 
 console = Console()
 

@@ -1,1 +1,4 @@
-"""Prompts: rows with `messages`, from files, URLs or the Hugging Face hub."""
+"""Prompts in, batches out: loading datasets, collating trajectories, advantages.
+
+May import `storage`, `episodes` and `contract`.
+"""

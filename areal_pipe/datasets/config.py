@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from areal_pipe.sections import Section
+from areal_pipe.contract.sections import Section
 
 
 class DatasetConfig(Section):

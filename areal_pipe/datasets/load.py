@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from fsspec.core import url_to_fs
 
+from areal_pipe.contract.errors import DatasetError
 from areal_pipe.datasets.config import DatasetConfig
-from areal_pipe.errors import DatasetError
 
 FORMATS = ("jsonl", "json", "csv", "parquet", "hf")
 Row = dict[str, Any]

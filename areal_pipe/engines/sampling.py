@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from areal_pipe.engine import GenerationHyperparameters
-from areal_pipe.errors import RequestError
+from areal_pipe.contract.engine import GenerationHyperparameters
+from areal_pipe.contract.errors import RequestError
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -6,10 +6,10 @@ import itertools
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 
-from areal_pipe.engine import ModelRequest, ModelResponse
-from areal_pipe.errors import EngineError
-from areal_pipe.executor_config import ExecutorConfig
-from areal_pipe.rollout_engine import RolloutEngine
+from areal_pipe.contract.engine import ModelRequest, ModelResponse
+from areal_pipe.contract.errors import EngineError
+from areal_pipe.rollout.executor_config import ExecutorConfig
+from areal_pipe.rollout.rollout_engine import RolloutEngine
 
 Scripted = Sequence[int] | ModelResponse | BaseException
 """Tokens (logprob -0.5 each, stop_reason `stop`), a whole response, or an exception to raise."""

@@ -30,11 +30,11 @@ from transformers import (
 )
 from transformers.utils.logging import disable_progress_bar
 
-from areal_pipe.engine import ModelRequest, ModelResponse
+from areal_pipe.contract.engine import ModelRequest, ModelResponse
+from areal_pipe.contract.errors import ConfigError, EngineError, EngineUnavailable, RequestError
 from areal_pipe.engines.sampling import RowState, check_supported, sample
-from areal_pipe.errors import ConfigError, EngineError, EngineUnavailable, RequestError
-from areal_pipe.executor_config import ExecutorConfig
-from areal_pipe.rollout_engine import RolloutEngine
+from areal_pipe.rollout.executor_config import ExecutorConfig
+from areal_pipe.rollout.rollout_engine import RolloutEngine
 
 logger = logging.getLogger(__name__)
 

@@ -1,1 +1,4 @@
-"""Reward functions, and the pool of killable processes that runs them."""
+"""Reward functions, and the pool of killable processes that runs them.
+
+May import `contract`.
+"""

@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from areal_pipe.errors import RewardTimeout
+from areal_pipe.contract.errors import RewardTimeout
 from areal_pipe.rewards.pool import RewardPool, UnpicklableReward, default_pool, pickled_call
 from areal_pipe.rewards.value import as_reward
 

@@ -27,7 +27,7 @@ from multiprocessing.connection import Pipe
 from pathlib import Path
 from typing import Any
 
-from areal_pipe.errors import RewardCrashed, RewardError, RewardTimeout
+from areal_pipe.contract.errors import RewardCrashed, RewardError, RewardTimeout
 from areal_pipe.rewards.worker import LOADED, Reply
 from areal_pipe.rewards.zygote import Zygote
 

@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from areal_pipe.errors import RewardError
+from areal_pipe.contract.errors import RewardError
 
 
 def as_reward(value: Any) -> float:

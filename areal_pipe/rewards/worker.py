@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 from types import ModuleType
 from typing import Any
 
-from areal_pipe.errors import RewardError
+from areal_pipe.contract.errors import RewardError
 from areal_pipe.rewards.value import as_reward
 
 LOADED = b"loaded"

@@ -17,7 +17,7 @@ import sys
 import threading
 from multiprocessing.connection import Connection
 
-from areal_pipe.errors import RewardCrashed
+from areal_pipe.contract.errors import RewardCrashed
 from areal_pipe.rewards import worker
 
 _PRELOADED = ("areal_pipe.rewards.math_answers",)

@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from areal_pipe.errors import StorageError, TrajectoryError
+from areal_pipe.contract.errors import StorageError, TrajectoryError
+from areal_pipe.contract.trajectory import Status
 from areal_pipe.storage.manifest import Manifest, PartRecord, tally_of
 from areal_pipe.storage.parts import iterate_rows, open_part
 from areal_pipe.storage.rows import SCHEMA, Row, trajectory_of
 from areal_pipe.storage.trial import StoredTrial, StoredVersion
-from areal_pipe.trajectory import Status
 
 _STATUSES = frozenset(Status)
 _TOLERANCE = 1e-6

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import orjson
 
-from areal_pipe.errors import StorageError
+from areal_pipe.contract.errors import StorageError
+from areal_pipe.contract.trajectory import run_lengths
 from areal_pipe.storage.rows import Row, trajectory_of
-from areal_pipe.trajectory import run_lengths
 
 
 def to_jsonl(rows: Iterable[Row]) -> bytes:

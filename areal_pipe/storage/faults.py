@@ -4,7 +4,7 @@ import contextlib
 import errno
 from collections.abc import Generator
 
-from areal_pipe.errors import StorageError, StorageUnavailable
+from areal_pipe.contract.errors import StorageError, StorageUnavailable
 
 _REFUSED = ("AccessDenied", "SignatureDoesNotMatch", "InvalidAccessKeyId", "Forbidden", "403")
 _PRECONDITION = ("PreconditionFailed", "ConditionalRequestConflict", "412", "409")

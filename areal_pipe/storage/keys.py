@@ -15,7 +15,7 @@ names give distinct keys.
 from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
-from areal_pipe.errors import ConfigError
+from areal_pipe.contract.errors import ConfigError
 
 MAX_SEGMENT_BYTES = 255
 SCOPES = ("rollout", "eval-rollout")

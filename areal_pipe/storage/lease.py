@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ValidationError
 
-from areal_pipe.errors import ConcurrentWrite, ShardBusy
+from areal_pipe.contract.errors import ConcurrentWrite, ShardBusy
 from areal_pipe.storage.objects import ObjectStore
 
 VALID_SECONDS = 90.0

@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from areal_pipe.errors import SchemaError, StorageError
+from areal_pipe.contract.errors import SchemaError, StorageError
+from areal_pipe.contract.trajectory import Status
 from areal_pipe.storage.rows import SCHEMA_MAJOR, SCHEMA_MINOR, Row
-from areal_pipe.trajectory import Status
 
 _M = TypeVar("_M", bound="_Stored")
 

@@ -22,7 +22,12 @@ from fsspec.asyn import sync
 from fsspec.core import url_to_fs
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
-from areal_pipe.errors import ConcurrentWrite, ConfigError, StorageError, StorageUnavailable
+from areal_pipe.contract.errors import (
+    ConcurrentWrite,
+    ConfigError,
+    StorageError,
+    StorageUnavailable,
+)
 from areal_pipe.storage.faults import PreconditionFailed, local_errors, remote_errors
 
 T = TypeVar("T")

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from areal_pipe.errors import SchemaError, StorageError
+from areal_pipe.contract.errors import SchemaError, StorageError
 from areal_pipe.storage.rows import SCHEMA, SCHEMA_MAJOR, SCHEMA_VERSION_KEY
 
 ROW_GROUP_BYTES = 64 << 20

@@ -13,8 +13,8 @@ from typing import Any, Protocol, cast
 import numpy as np
 import pyarrow as pa
 
-from areal_pipe.errors import TrajectoryError
-from areal_pipe.trajectory import Episode, Trajectory, expand_runs, run_lengths
+from areal_pipe.contract.errors import TrajectoryError
+from areal_pipe.contract.trajectory import Episode, Trajectory, expand_runs, run_lengths
 
 Row = dict[str, Any]
 

@@ -7,8 +7,8 @@ from itertools import pairwise
 
 import numpy as np
 
+from areal_pipe.contract.trajectory import Status
 from areal_pipe.storage.rows import Row
-from areal_pipe.trajectory import Status
 
 COLUMNS = [
     "task_id", "sample_idx", "trajectory_idx", "status", "reward", "seqlen", "prompt_len",

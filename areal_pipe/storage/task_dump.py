@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from areal_pipe.contract.trajectory import Episode, Trajectory
 from areal_pipe.storage.dump import to_jsonl
 from areal_pipe.storage.keys import TrialKeys
 from areal_pipe.storage.objects import open_store
 from areal_pipe.storage.rows import Decoder, rows_of
-from areal_pipe.trajectory import Episode, Trajectory
 
 logger = logging.getLogger(__name__)
 

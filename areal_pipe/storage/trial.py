@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from areal_pipe.errors import StorageError
+from areal_pipe.contract.errors import StorageError
 from areal_pipe.storage.keys import CAMPAIGN_FILE, SCOPES, TrialKeys, VersionKeys
 from areal_pipe.storage.manifest import CampaignRecord, Manifest, PartRecord, VersionRecord
 from areal_pipe.storage.objects import ObjectStore, open_store

@@ -1,1 +1,4 @@
-"""Workflows ready to use: one-turn RLVR and multi-turn retry."""
+"""Workflows ready to use: one-turn RLVR and multi-turn retry.
+
+May import `rewards`, `episodes` and `contract`.
+"""

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from areal_pipe.engine import GenerationHyperparameters
-from areal_pipe.workflow import Draft
+from areal_pipe.contract.engine import GenerationHyperparameters
+from areal_pipe.contract.workflow import Draft
 from areal_pipe.workflows.rlvr import RewardFn, RLVRWorkflow
 
 RETRY_MESSAGE = (

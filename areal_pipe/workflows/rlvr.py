@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 
-from areal_pipe import workflow_context
-from areal_pipe.engine import GenerationHyperparameters, InferenceEngine, ModelRequest
-from areal_pipe.errors import WorkflowError
-from areal_pipe.resolution import import_from_string
+from areal_pipe.contract import workflow_context
+from areal_pipe.contract.engine import GenerationHyperparameters, InferenceEngine, ModelRequest
+from areal_pipe.contract.errors import WorkflowError
+from areal_pipe.contract.workflow import Draft, StagedWorkflow
+from areal_pipe.episodes.resolution import import_from_string
+from areal_pipe.episodes.seeding import derive_seed
 from areal_pipe.rewards.call import AsyncRewardWrapper
-from areal_pipe.seeding import derive_seed
-from areal_pipe.workflow import Draft, StagedWorkflow
 
 RewardFn = Callable[..., Any]
 

@@ -23,7 +23,7 @@ from rich.table import Table
 from areal_pipe.campaign.config import CampaignConfig
 from areal_pipe.campaign.run import count_missing, run_campaign
 from areal_pipe.campaign.runtime import Campaign
-from areal_pipe.engine import ModelRequest
+from areal_pipe.contract.engine import ModelRequest
 from areal_pipe.storage.check import check_trial
 from areal_pipe.storage.trial import open_trial
 

@@ -12,7 +12,7 @@ from areal_pipe.campaign.run import count_missing, run_campaign
 from areal_pipe.campaign.runtime import Campaign
 from areal_pipe.campaign.shard import ShardRun
 from areal_pipe.campaign.summary import summarize
-from areal_pipe.errors import ConcurrentWrite, RecipeMismatch, StorageError
+from areal_pipe.contract.errors import ConcurrentWrite, RecipeMismatch, StorageError
 from areal_pipe.storage.check import check_trial
 from areal_pipe.storage.manifest import Manifest
 from areal_pipe.storage.rows import trajectory_of

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from areal_pipe.engine import ModelRequest
+from areal_pipe.contract.engine import ModelRequest
+from areal_pipe.contract.trajectory import Status
+from areal_pipe.contract.workflow import RolloutWorkflow
 from areal_pipe.engines.scripted import ScriptedEngine
-from areal_pipe.executor_config import ExecutorConfig
-from areal_pipe.trajectory import Status
-from areal_pipe.workflow import RolloutWorkflow
+from areal_pipe.rollout.executor_config import ExecutorConfig
 from tests.scenarios import tensors_of
 
 
@@ -113,9 +113,9 @@ def test_refused_results_are_neither_counted_nor_kept_as_accepted(engine: Script
 async def test_an_engine_that_only_aborts_is_given_up_without_blocking_the_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from areal_pipe import continuation
-    from areal_pipe.engine import ModelResponse
-    from areal_pipe.errors import EngineUnavailable
+    from areal_pipe.contract.engine import ModelResponse
+    from areal_pipe.contract.errors import EngineUnavailable
+    from areal_pipe.episodes import continuation
 
     monkeypatch.setattr(continuation, "MAX_EMPTY_SEGMENTS", 3)
     engine = ScriptedEngine(lambda req: ModelResponse(stop_reason="abort"))

@@ -8,9 +8,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from areal_pipe.engine import GenerationHyperparameters, ModelRequest, ModelResponse
+from areal_pipe.contract.engine import GenerationHyperparameters, ModelRequest, ModelResponse
+from areal_pipe.contract.errors import ConfigError, RequestError
 from areal_pipe.engines.transformers_local import TransformersEngine
-from areal_pipe.errors import ConfigError, RequestError
 from tests.conftest import ROOT
 
 MODEL = str(ROOT / "configs/models/tiny-arith")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from areal_pipe.campaign.config import CampaignConfig, load_config
-from areal_pipe.errors import ConfigError
+from areal_pipe.contract.errors import ConfigError
 
 GOOD = """
 experiment_name: e

@@ -4,11 +4,11 @@ import asyncio
 import threading
 from typing import Any
 
-from areal_pipe import workflow_context
+from areal_pipe.contract import workflow_context
+from areal_pipe.contract.workflow import RolloutWorkflow
+from areal_pipe.contract.workflow_context import WorkflowContext
 from areal_pipe.engines.scripted import ScriptedEngine
-from areal_pipe.grouping import GroupedRolloutWorkflow
-from areal_pipe.workflow import RolloutWorkflow
-from areal_pipe.workflow_context import WorkflowContext
+from areal_pipe.episodes.grouping import GroupedRolloutWorkflow
 
 
 class Reporting(RolloutWorkflow):

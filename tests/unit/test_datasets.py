@@ -8,9 +8,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from areal_pipe.contract.errors import DatasetError
 from areal_pipe.datasets.config import DatasetConfig
 from areal_pipe.datasets.load import load_prompts
-from areal_pipe.errors import DatasetError
 
 CHAT = [{"role": "user", "content": "hi"}]
 

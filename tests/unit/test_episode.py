@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
+from areal_pipe.contract.errors import EngineUnavailable
+from areal_pipe.contract.trajectory import Episode, Status
+from areal_pipe.contract.workflow import RolloutWorkflow
+from areal_pipe.contract.workflow_context import WorkflowContext
 from areal_pipe.engines.scripted import ScriptedEngine
-from areal_pipe.episode import EpisodePolicy, EpisodeRun
-from areal_pipe.errors import EngineUnavailable
-from areal_pipe.trajectory import Episode, Status
-from areal_pipe.workflow import RolloutWorkflow
-from areal_pipe.workflow_context import WorkflowContext
+from areal_pipe.episodes.episode import EpisodePolicy, EpisodeRun
 
 QUICK = EpisodePolicy(backoff_seconds=0.001, max_backoff_seconds=0.002)
 

@@ -6,10 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from areal_pipe.contract.trajectory import Status
+from areal_pipe.contract.workflow import RolloutWorkflow
 from areal_pipe.engines.scripted import ScriptedEngine
-from areal_pipe.grouping import GroupedRolloutWorkflow, GroupPolicy, GroupState, close_group
-from areal_pipe.trajectory import Status
-from areal_pipe.workflow import RolloutWorkflow
+from areal_pipe.episodes.grouping import (
+    GroupedRolloutWorkflow,
+    GroupPolicy,
+    GroupState,
+    close_group,
+)
 
 A, R, F = Status.ACCEPTED, Status.REJECTED, Status.FAILED
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal_pipe.errors import ConfigError
+from areal_pipe.contract.errors import ConfigError
 from areal_pipe.storage.keys import TrialKeys, decode, encode
 
 NAMES = st.text(

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from areal_pipe.errors import RewardCrashed, RewardError, RewardTimeout
+from areal_pipe.contract.errors import RewardCrashed, RewardError, RewardTimeout
 from areal_pipe.rewards.call import AsyncRewardWrapper
 from areal_pipe.rewards.pool import RewardPool, UnpicklableReward
 from areal_pipe.rewards.value import as_reward

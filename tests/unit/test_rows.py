@@ -9,7 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from areal_pipe.packing import trajectories_of
+from areal_pipe.contract.tensors import tensor_dict_of
+from areal_pipe.contract.trajectory import Episode, Status
+from areal_pipe.episodes.packing import trajectories_of
 from areal_pipe.storage.dump import to_jsonl
 from areal_pipe.storage.parts import (
     from_ipc,
@@ -20,8 +22,6 @@ from areal_pipe.storage.parts import (
     to_parquet,
 )
 from areal_pipe.storage.rows import rows_of, table_of, trajectory_of
-from areal_pipe.tensors import tensor_dict_of
-from areal_pipe.trajectory import Episode, Status
 
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
 

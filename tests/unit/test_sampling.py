@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import torch
 
-from areal_pipe.engine import GenerationHyperparameters
+from areal_pipe.contract.engine import GenerationHyperparameters
+from areal_pipe.contract.errors import RequestError
 from areal_pipe.engines.sampling import RowState, check_supported, sample
-from areal_pipe.errors import RequestError
 
 
 def row(**settings: Any) -> RowState:

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from areal_pipe.errors import ConcurrentWrite, StorageError
+from areal_pipe.contract.errors import ConcurrentWrite, StorageError
 from areal_pipe.storage.objects import ObjectStore, open_store
 from tests.services import BUCKET, S3Server
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal_pipe.errors import TrajectoryError
-from areal_pipe.trajectory import Trajectory, expand_runs, run_lengths
+from areal_pipe.contract.errors import TrajectoryError
+from areal_pipe.contract.trajectory import Trajectory, expand_runs, run_lengths
 
 
 def build(**columns: Any) -> Trajectory:

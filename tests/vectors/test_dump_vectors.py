@@ -10,7 +10,8 @@ from typing import Any
 import orjson
 import pytest
 
-from areal_pipe import RolloutWorkflow, workflow_context
+from areal_pipe import RolloutWorkflow
+from areal_pipe.contract import workflow_context
 from areal_pipe.storage.task_dump import DumpConfig
 from tests.vectors.vector_data import StartEngine, Vector, assert_same_facts, build, is_tensor, load
 

@@ -16,7 +16,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from areal_pipe import ModelRequest, RolloutWorkflow, ScriptedEngine, workflow_context
+from areal_pipe import ModelRequest, RolloutWorkflow, ScriptedEngine
+from areal_pipe.contract import workflow_context
 from tests.vectors.vector_data import StartEngine, Vector, assert_same_facts, failing, load
 
 PATIENCE_SECONDS = 10.0

@@ -5,7 +5,7 @@ import logging
 import pytest
 import torch
 
-from areal_pipe import packing
+from areal_pipe.episodes import packing
 from tests.vectors.vector_data import (
     Vector,
     assert_same,

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from areal_pipe import resolution
+from areal_pipe.episodes import resolution
 from tests.vectors import vecmod
 from tests.vectors.vector_data import (
     Vector,

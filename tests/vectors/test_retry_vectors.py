@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from areal_pipe import GenerationHyperparameters, ModelRequest, ModelResponse, ScriptedEngine
-from areal_pipe.episode import EpisodePolicy, EpisodeRun
-from areal_pipe.errors import EngineUnavailable, RequestError
-from areal_pipe.trajectory import Episode, Status
-from areal_pipe.workflow import RolloutWorkflow
-from areal_pipe.workflow_context import WorkflowContext
+from areal_pipe.contract.errors import EngineUnavailable, RequestError
+from areal_pipe.contract.trajectory import Episode, Status
+from areal_pipe.contract.workflow import RolloutWorkflow
+from areal_pipe.contract.workflow_context import WorkflowContext
+from areal_pipe.episodes.episode import EpisodePolicy, EpisodeRun
 from tests.vectors.vector_data import Vector, load
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from areal_pipe.workflow import RolloutWorkflow
+from areal_pipe.contract.workflow import RolloutWorkflow
 
 notcallable = 3
 

@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 import torch
 
-from areal_pipe import ScriptedEngine, errors
-from areal_pipe.interaction import InteractionWithTokenLogpReward
+from areal_pipe import ScriptedEngine
+from areal_pipe.contract import errors
+from areal_pipe.contract.interaction import InteractionWithTokenLogpReward
 
 StartEngine = Callable[..., ScriptedEngine]
 """The `start_engine` fixture: `start_engine(script, **executor_config)`."""

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from typing import Any, cast
 
-from areal_pipe.errors import WorkflowError
+from areal_pipe.contract.errors import WorkflowError
 
 ENDLESS_PASS = 10_000
 """Rows taken for one pass over a dataloader that does not know its length."""

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from areal_pipe.packing import concat_padded_tensors
-from areal_pipe.tensors import TensorDict, tensor_dict_of
-from areal_pipe.trajectory import Trajectory
+from areal_pipe.contract.tensors import TensorDict, tensor_dict_of
+from areal_pipe.contract.trajectory import Trajectory
+from areal_pipe.episodes.packing import concat_padded_tensors
 
 
 def collate(trajectories: Sequence[Trajectory], pad_value: float = 0.0) -> TensorDict:

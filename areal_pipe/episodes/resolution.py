@@ -6,9 +6,9 @@ import logging
 from collections.abc import Mapping
 from typing import Any, cast
 
-from areal_pipe.engine import InferenceEngine, ShouldAcceptFn
-from areal_pipe.grouping import GroupedRolloutWorkflow
-from areal_pipe.workflow import RolloutWorkflow
+from areal_pipe.contract.engine import InferenceEngine, ShouldAcceptFn
+from areal_pipe.contract.workflow import RolloutWorkflow
+from areal_pipe.episodes.grouping import GroupedRolloutWorkflow
 
 logger = logging.getLogger(__name__)
 

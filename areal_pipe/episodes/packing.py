@@ -14,10 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from areal_pipe.errors import TrajectoryError
-from areal_pipe.interaction import InteractionWithTokenLogpReward
-from areal_pipe.tensors import TOKEN_COLUMNS, TensorDict
-from areal_pipe.trajectory import Trajectory
+from areal_pipe.contract.errors import TrajectoryError
+from areal_pipe.contract.interaction import InteractionWithTokenLogpReward
+from areal_pipe.contract.tensors import TOKEN_COLUMNS, TensorDict
+from areal_pipe.contract.trajectory import Trajectory
 
 logger = logging.getLogger(__name__)
 

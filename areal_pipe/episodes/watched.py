@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from areal_pipe.engine import InferenceEngine, ModelRequest, ModelResponse
+from areal_pipe.contract.engine import InferenceEngine, ModelRequest, ModelResponse
 
 Around = Callable[[Callable[[], Awaitable[None]]], Awaitable[None]]
 """Awaits the given call, once, with something around it."""

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self
 
-from areal_pipe.engine import InferenceEngine
-from areal_pipe.interaction import InteractionWithTokenLogpReward
+from areal_pipe.contract.engine import InferenceEngine
+from areal_pipe.contract.interaction import InteractionWithTokenLogpReward
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from areal_pipe.errors import TrajectoryError
+from areal_pipe.contract.errors import TrajectoryError
 
 Run = tuple[int, int]
 """(value, length): one run of equal values in a token column."""

@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
-from areal_pipe.errors import ConfigError
+from areal_pipe.contract.errors import ConfigError
 
 
 class Section(BaseModel):

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Literal, cast
 
-from areal_pipe import packing, workflow_context
-from areal_pipe.engine import InferenceEngine
-from areal_pipe.episode import EpisodePolicy, GroupRun
-from areal_pipe.errors import WorkflowError
-from areal_pipe.interaction import InteractionWithTokenLogpReward
-from areal_pipe.trajectory import Episode, Status
-from areal_pipe.workflow import RolloutWorkflow
+from areal_pipe.contract import workflow_context
+from areal_pipe.contract.engine import InferenceEngine
+from areal_pipe.contract.errors import WorkflowError
+from areal_pipe.contract.interaction import InteractionWithTokenLogpReward
+from areal_pipe.contract.trajectory import Episode, Status
+from areal_pipe.contract.workflow import RolloutWorkflow
+from areal_pipe.episodes import packing
+from areal_pipe.episodes.episode import EpisodePolicy, GroupRun
 
 logger = logging.getLogger(__name__)
 

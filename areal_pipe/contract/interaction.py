@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from areal_pipe.engine import ModelResponse
-from areal_pipe.errors import TrajectoryError
-from areal_pipe.trajectory import Trajectory
+from areal_pipe.contract.engine import ModelResponse
+from areal_pipe.contract.errors import TrajectoryError
+from areal_pipe.contract.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -61,7 +61,9 @@ class InteractionWithTokenLogpReward:
 
     def to_tensor_dict(self) -> "dict[str, Tensor]":
         """The same columns as a batch of one; `rewards` is missing when nobody scored the call."""
-        from areal_pipe.tensors import tensor_dict_of  # torch only where tensors are asked for
+        from areal_pipe.contract.tensors import (
+            tensor_dict_of,  # torch only where tensors are asked for
+        )
 
         return tensor_dict_of(self.to_trajectory())
 

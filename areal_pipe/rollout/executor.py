@@ -15,19 +15,19 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any, TypeVar
 
-from areal_pipe import packing
-from areal_pipe.engine import InferenceEngine, ShouldAcceptFn
-from areal_pipe.episode import GroupRun
-from areal_pipe.errors import WorkflowError
-from areal_pipe.executor_config import ExecutorConfig
-from areal_pipe.grouping import GroupedRolloutWorkflow
-from areal_pipe.resolution import resolve_should_accept_fn, resolve_workflow
-from areal_pipe.row_stream import RowStream
-from areal_pipe.staleness import RolloutStat, StalenessManager
+from areal_pipe.contract.engine import InferenceEngine, ShouldAcceptFn
+from areal_pipe.contract.errors import WorkflowError
+from areal_pipe.contract.trajectory import Episode, Status
+from areal_pipe.contract.workflow import RolloutWorkflow
+from areal_pipe.episodes import packing
+from areal_pipe.episodes.episode import GroupRun
+from areal_pipe.episodes.grouping import GroupedRolloutWorkflow
+from areal_pipe.episodes.resolution import resolve_should_accept_fn, resolve_workflow
+from areal_pipe.rollout.executor_config import ExecutorConfig
+from areal_pipe.rollout.row_stream import RowStream
+from areal_pipe.rollout.staleness import RolloutStat, StalenessManager
+from areal_pipe.rollout.task_outcome import RolloutStatistics, TaskOutcome, refused
 from areal_pipe.storage.task_dump import TaskDump
-from areal_pipe.task_outcome import RolloutStatistics, TaskOutcome, refused
-from areal_pipe.trajectory import Episode, Status
-from areal_pipe.workflow import RolloutWorkflow
 
 logger = logging.getLogger(__name__)
 

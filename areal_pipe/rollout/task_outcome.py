@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from areal_pipe.trajectory import Episode, Status
+from areal_pipe.contract.trajectory import Episode, Status
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

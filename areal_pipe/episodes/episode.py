@@ -12,14 +12,20 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, cast
 
-from areal_pipe import packing, workflow_context
-from areal_pipe.engine import InferenceEngine
-from areal_pipe.errors import EngineUnavailable, StageTimeout, WorkflowError, is_infrastructure
-from areal_pipe.tracebacks import user_traceback
-from areal_pipe.trajectory import Episode, Failure, Status, Trajectory
-from areal_pipe.watched import WatchedEngine
-from areal_pipe.workflow import Draft, RolloutWorkflow, StagedWorkflow
-from areal_pipe.workflow_context import WorkflowContext
+from areal_pipe.contract import workflow_context
+from areal_pipe.contract.engine import InferenceEngine
+from areal_pipe.contract.errors import (
+    EngineUnavailable,
+    StageTimeout,
+    WorkflowError,
+    is_infrastructure,
+)
+from areal_pipe.contract.trajectory import Episode, Failure, Status, Trajectory
+from areal_pipe.contract.workflow import Draft, RolloutWorkflow, StagedWorkflow
+from areal_pipe.contract.workflow_context import WorkflowContext
+from areal_pipe.episodes import packing
+from areal_pipe.episodes.tracebacks import user_traceback
+from areal_pipe.episodes.watched import WatchedEngine
 
 T = TypeVar("T")
 

@@ -5,10 +5,10 @@ from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from areal_pipe.continuation import generate_until_done
-from areal_pipe.engine import InferenceEngine, ModelRequest, ModelResponse, ShouldAcceptFn
-from areal_pipe.executor import WorkflowExecutor
-from areal_pipe.executor_config import ExecutorConfig
+from areal_pipe.contract.engine import InferenceEngine, ModelRequest, ModelResponse, ShouldAcceptFn
+from areal_pipe.episodes.continuation import generate_until_done
+from areal_pipe.rollout.executor import WorkflowExecutor
+from areal_pipe.rollout.executor_config import ExecutorConfig
 
 WorkflowKwargs = Mapping[str, Any] | None
 Accept = ShouldAcceptFn | str | None

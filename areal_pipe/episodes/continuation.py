@@ -8,9 +8,9 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
-from areal_pipe.engine import STOP_REASONS, ModelRequest, ModelResponse
-from areal_pipe.errors import EngineError, EngineUnavailable, RequestError
-from areal_pipe.seeding import derive_seed
+from areal_pipe.contract.engine import STOP_REASONS, ModelRequest, ModelResponse
+from areal_pipe.contract.errors import EngineError, EngineUnavailable, RequestError
+from areal_pipe.episodes.seeding import derive_seed
 
 MAX_EMPTY_SEGMENTS = 600
 EMPTY_SEGMENT_SECONDS = 0.1

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from areal_pipe.trajectory import Trajectory
+from areal_pipe.contract.trajectory import Trajectory
 
 TensorDict = dict[str, Any]
 """Keys to tensors whose first dimension is the batch, and lists with one entry per row."""

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from areal_pipe.episode import EpisodePolicy
+from areal_pipe.episodes.episode import EpisodePolicy
 from areal_pipe.storage.task_dump import DumpConfig
 
 UNLIMITED_STALENESS = 10**12
