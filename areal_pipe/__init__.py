@@ -12,6 +12,15 @@ if TYPE_CHECKING:
     from areal_pipe.contract.engine import InferenceEngine as InferenceEngine
     from areal_pipe.contract.engine import ModelRequest as ModelRequest
     from areal_pipe.contract.engine import ModelResponse as ModelResponse
+    from areal_pipe.contract.errors import ArealPipeError as ArealPipeError
+    from areal_pipe.contract.errors import EngineError as EngineError
+    from areal_pipe.contract.errors import EngineUnavailable as EngineUnavailable
+    from areal_pipe.contract.errors import InfrastructureError as InfrastructureError
+    from areal_pipe.contract.errors import RequestError as RequestError
+    from areal_pipe.contract.errors import RewardError as RewardError
+    from areal_pipe.contract.errors import StorageError as StorageError
+    from areal_pipe.contract.errors import TrajectoryError as TrajectoryError
+    from areal_pipe.contract.errors import WorkflowError as WorkflowError
     from areal_pipe.contract.interaction import (
         InteractionWithTokenLogpReward as InteractionWithTokenLogpReward,
     )
@@ -37,22 +46,31 @@ if TYPE_CHECKING:
     from areal_pipe.workflows.rlvr import RLVRWorkflow as RLVRWorkflow
 
 _HOMES = {
+    "ArealPipeError": "contract.errors",
     "AsyncRewardWrapper": "rewards.call",
+    "EngineError": "contract.errors",
+    "EngineUnavailable": "contract.errors",
     "ExecutorConfig": "rollout.executor_config",
     "GenerationHyperparameters": "contract.engine",
     "GroupedRolloutWorkflow": "episodes.grouping",
     "InferenceEngine": "contract.engine",
+    "InfrastructureError": "contract.errors",
     "InteractionWithTokenLogpReward": "contract.interaction",
     "ModelRequest": "contract.engine",
     "ModelResponse": "contract.engine",
     "MultiTurnWorkflow": "workflows.multi_turn",
     "NormConfig": "datasets.advantages",
     "RLVRWorkflow": "workflows.rlvr",
+    "RequestError": "contract.errors",
+    "RewardError": "contract.errors",
     "RolloutWorkflow": "contract.workflow",
     "ScriptedEngine": "engines.scripted",
     "StagedWorkflow": "contract.workflow",
     "StalenessManager": "rollout.staleness",
+    "StorageError": "contract.errors",
+    "TrajectoryError": "contract.errors",
     "TransformersEngine": "engines.transformers_local",
+    "WorkflowError": "contract.errors",
     "WorkflowExecutor": "rollout.executor",
     "check_trajectory_format": "episodes.packing",
     "collate": "datasets.collation",

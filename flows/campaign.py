@@ -5,12 +5,12 @@ from typing import Any
 
 from prefect import flow
 from prefect.client.schemas.objects import State
+from prefect.exceptions import FailedRun
 from prefect.states import Completed, Failed
 
 from areal_pipe.campaign.config import CampaignConfig
 from areal_pipe.campaign.registry import campaign_of
 from areal_pipe.campaign.run import count_missing
-from areal_pipe.contract.errors import ArealPipeError
 from flows.rollout import rollout
 
 
@@ -45,7 +45,10 @@ async def final_state(config: CampaignConfig, shard: int) -> State[Any]:
 
 
 async def raise_outage(state: State[Any]) -> None:
-    """An error that is no episode's own, such as an unwritable store, is the campaign's error."""
+    """An error that is no episode's own, such as an unwritable store, is the campaign's error.
+
+    A run that found episodes failed has said so with a state; everything else was raised.
+    """
     error = await state.aresult(raise_on_failure=False)
-    if isinstance(error, ArealPipeError):
+    if isinstance(error, BaseException) and not isinstance(error, FailedRun):
         raise error

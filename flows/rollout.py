@@ -1,6 +1,7 @@
 """Roll out one shard: run what is missing of it, close its groups, commit."""
 
 import asyncio
+import contextlib
 from typing import Any
 
 from prefect import flow
@@ -42,7 +43,8 @@ async def roll_out_group(run: ShardRun, group: GroupRun) -> None:
     """One prompt's missing episodes, in as many task runs as the campaign wants to see."""
     async with run.campaign.group_slots:
         if run.campaign.config.orchestration.granularity == "group":
-            await episodes.roll_out_group(run, group)
+            with contextlib.suppress(episodes.EpisodesFailed):  # recorded, and shown as failed
+                await episodes.roll_out_group(run, group)
             return
         if failed := await group.tokenized(tokenize(run, group)):
             await run.record_all(failed)
@@ -72,6 +74,8 @@ async def roll_out_member(run: ShardRun, member: EpisodeRun) -> None:
 
 
 async def stage_by_stage(member: EpisodeRun) -> None:
+    if member.owes_reward:
+        await episodes.reward(member)
     while not member.draft.finished:
         await episodes.generate(member)
         await episodes.reward(member)

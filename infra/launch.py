@@ -12,7 +12,6 @@ from areal_pipe.campaign import registry
 from areal_pipe.campaign.config import CampaignConfig
 from areal_pipe.campaign.runtime import Campaign
 from areal_pipe.cli.foreground import wait_for
-from areal_pipe.contract.errors import ArealPipeError
 from infra.prefect_server import PrefectServer, ServerError, managed_server
 from infra.server_watch import while_answering
 
@@ -93,11 +92,10 @@ def _run_flow(campaign: Campaign, server: PrefectServer, *, num_shards: int) -> 
 
 
 async def _final_result(flow: Any, config: CampaignConfig) -> None:
-    """Run the campaign flow; raises our errors, but for failed episodes: those are stored."""
-    state = await flow(config, return_state=True)
-    error = await state.aresult(raise_on_failure=False)
-    if isinstance(error, ArealPipeError):
-        raise error
+    """Run the campaign flow; raises what it raised. Failed episodes are stored, and no error."""
+    from flows.campaign import raise_outage
+
+    await raise_outage(await flow(config, return_state=True))
 
 
 def _send_everything(limit_seconds: float) -> None:

@@ -55,7 +55,22 @@ async def watched_episode(member: EpisodeRun) -> None:
     await member.whole()
 
 
+class EpisodesFailed(Exception):
+    """Episodes of a group failed. They are recorded: this is for those who look at the UI."""
+
+
 @pipeline_task("group {group.task_id}")
 async def roll_out_group(run: ShardRun, group: GroupRun) -> None:
-    await run.record_group(group)
-    get_run_logger().info("%d episodes", len(group.samples))
+    """
+    Raises:
+        EpisodesFailed: some did, and were recorded as such.
+    """
+    episodes = await run.record_group(group)
+    failures = [e.failure for e in episodes if e.failure is not None]
+    get_run_logger().info("%d episodes, %d failed", len(episodes), len(failures))
+    if failures:
+        first = failures[0]
+        raise EpisodesFailed(
+            f"{len(failures)} of {len(episodes)} episodes failed, the first in {first.stage}: "
+            f"{first.error_class}: {first.message}"
+        )

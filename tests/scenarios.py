@@ -48,7 +48,7 @@ class CountingWorkflow(RolloutWorkflow):
             return None
         tensors: dict[str, Any] = tensors_of(response, reward=float(context.sample_idx or 0))
         if context.sample_idx in data.get("odd_samples", []):
-            tensors["tree"] = [{(1, 2): 3}]
+            tensors["tree"] = [object()]
         return tensors
 
 
@@ -88,3 +88,10 @@ def hanging_reward(*args: Any, **data: Any) -> float:
     """A reward that never returns."""
     while True:
         pass
+
+
+def hanging_until_mended(*args: Any, **data: Any) -> float:
+    """A reward that never returns, until mended."""
+    while not is_mended():
+        pass
+    return 1.0

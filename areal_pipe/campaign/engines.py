@@ -2,7 +2,7 @@
 
 from areal_pipe.campaign.config import CampaignConfig
 from areal_pipe.engines.scripted import ScriptedEngine
-from areal_pipe.episodes.resolution import import_from_string
+from areal_pipe.episodes.import_string import import_from_string
 from areal_pipe.rollout.rollout_engine import RolloutEngine
 
 

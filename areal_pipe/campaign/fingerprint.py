@@ -13,7 +13,7 @@ from typing import Any
 from areal_pipe.campaign.config import CampaignConfig
 from areal_pipe.contract.errors import ConfigError
 from areal_pipe.datasets.load import Prompt
-from areal_pipe.episodes.resolution import import_from_string
+from areal_pipe.episodes.import_string import import_from_string
 from areal_pipe.storage.rows import to_json
 
 _EDGE_BYTES = 1 << 20

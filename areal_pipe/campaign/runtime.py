@@ -18,7 +18,8 @@ from areal_pipe.contract.errors import ConcurrentWrite, RecipeMismatch, Workflow
 from areal_pipe.contract.trajectory import Episode
 from areal_pipe.contract.workflow import RolloutWorkflow
 from areal_pipe.datasets.load import Prompt, load_prompts
-from areal_pipe.episodes.resolution import import_from_string, resolve_workflow
+from areal_pipe.episodes.import_string import import_from_string
+from areal_pipe.episodes.resolution import resolve_workflow
 from areal_pipe.rewards.pool import close_default_pool
 from areal_pipe.storage.keys import TrialKeys
 from areal_pipe.storage.lease import is_held

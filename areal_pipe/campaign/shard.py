@@ -15,13 +15,15 @@ from dataclasses import dataclass, field
 
 from areal_pipe.campaign.runtime import Campaign
 from areal_pipe.contract.trajectory import Episode, Status
+from areal_pipe.contract.workflow import Draft
 from areal_pipe.episodes.episode import EpisodeRun, GroupRun, failed_to_store
 from areal_pipe.episodes.grouping import GroupState, GroupVerdict, close_group
+from areal_pipe.storage.drafts import draft_of
 from areal_pipe.storage.dump import to_jsonl
 from areal_pipe.storage.ledger import LedgerWriter, read_ledger
 from areal_pipe.storage.manifest import FailureRecord, Manifest, PartRecord, Tally, tally_of
 from areal_pipe.storage.parts import to_ipc, to_parquet
-from areal_pipe.storage.rows import Row, rows_of, table_of
+from areal_pipe.storage.rows import Row, rows_of, table_of, trajectory_of
 
 Place = tuple[int, int]
 """(task_id, sample_idx)"""
@@ -90,21 +92,37 @@ class ShardRun:
                 samples=samples,
                 is_eval=campaign.config.rollout.is_eval,
                 policy=campaign.config.rollout.episode_policy(),
+                drafts=self._drafts(task_id, samples),
             )
             for task_id, samples in self._missing().items()
         ]
 
-    async def record(self, episode: Episode) -> None:
-        """Keep an outcome: durable once this returns, unless it failed (then it is run again).
+    def _drafts(self, task_id: int, samples: Iterable[int]) -> dict[int, Draft]:
+        """Generations of an earlier run that could not be scored."""
+        found: dict[int, Draft] = {}
+        for sample in samples:
+            rows = self._state.rows.get((task_id, sample))
+            if rows and rows[0]["draft"] is not None and (t := trajectory_of(rows[0])):
+                found[sample] = draft_of(rows[0], t, self._prompts[task_id].data)
+        return found
+
+    async def record(self, episode: Episode) -> Episode:
+        """Keep an outcome: durable once this returns; what failed is run again by a later run.
+
+        Of a failed episode only a finished generation is durable, to be scored then.
+
+        Returns:
+            The outcome that was kept: `failed` if the result could not be stored.
 
         Raises:
             StorageError: it could not be stored.
         """
         episode, rows = self._rows_of(episode)
-        if episode.status is not Status.FAILED:
+        if episode.status is not Status.FAILED or rows[0]["draft"] is not None:
             await self._ledger.append(rows)
         self._state.rows[episode.task_id, episode.sample_idx] = rows
         self.campaign.on_episode(episode)
+        return episode
 
     def _rows_of(self, episode: Episode) -> tuple[Episode, list[Row]]:
         """An episode's rows; if its result cannot be stored, those of a failed episode."""
@@ -116,22 +134,20 @@ class ShardRun:
             failed = failed_to_store(episode, error)
             return failed, rows_of(failed, data=data, decoder=None)
 
-    async def record_group(self, group: GroupRun) -> None:
-        """Run a group's missing members and keep each outcome as it comes."""
+    async def record_group(self, group: GroupRun) -> list[Episode]:
+        """Run a group's missing members and keep each outcome as it comes; what was kept."""
         if failed := await group.tokenized(group.tokenize()):
-            await self.record_all(failed)
-            return
+            return await self.record_all(failed)
         async with asyncio.TaskGroup() as running:
-            for member in group.members():
-                running.create_task(self._record_member(member))
+            tasks = [running.create_task(self._record_member(m)) for m in group.members()]
+        return [task.result() for task in tasks]
 
-    async def record_all(self, episodes: Iterable[Episode]) -> None:
+    async def record_all(self, episodes: Iterable[Episode]) -> list[Episode]:
         """Keep several outcomes."""
-        for episode in episodes:
-            await self.record(episode)
+        return [await self.record(episode) for episode in episodes]
 
-    async def _record_member(self, member: EpisodeRun) -> None:
-        await self.record(await member.run())
+    async def _record_member(self, member: EpisodeRun) -> Episode:
+        return await self.record(await member.run())
 
     @contextlib.asynccontextmanager
     async def group_tasks(self) -> AsyncGenerator[asyncio.TaskGroup]:
@@ -204,10 +220,15 @@ class ShardRun:
         statuses: dict[int, dict[int, Status]] = {
             t: {} for t in self._prompts if t not in self._state.manifest.closed
         }
+        outages: dict[int, list[int]] = {t: [] for t in statuses}
         for (task_id, sample), rows in self._state.rows.items():
             statuses[task_id][sample] = Status(rows[0]["status"])
+            if rows[0]["infrastructure"]:
+                outages[task_id].append(sample)
         policy = self.campaign.config.rollout.group_policy()
-        return {t: close_group(members, policy) for t, members in statuses.items()}
+        return {
+            t: close_group(members, policy, outages=outages[t]) for t, members in statuses.items()
+        }
 
     def _closed_rows(self, closed: dict[int, GroupVerdict]) -> list[Row]:
         """Rows of closed groups; a rejected group leaves no accepted rows to train on."""
@@ -232,6 +253,7 @@ class ShardRun:
             rejected=sorted([*before.rejected, *tasks(GroupState.REJECTED)]),
             open=open_tasks,
             failures=self._failures(open_tasks),
+            given_up=sorted({*before.given_up, *_given_up(rows)}),
             undumped=self._undumped(verdicts),
             tally=Tally.total([before.tally, tally_of(rows, set(accepted))]),
             busy_seconds=before.busy_seconds + time.time() - self._started,
@@ -249,7 +271,8 @@ class ShardRun:
                 message=rows[0]["error_message"],
                 attempts=rows[0]["attempts"],
                 infrastructure=rows[0]["infrastructure"],
-                traceback=rows[0]["error_traceback"],
+                traceback=rows[0]["error_traceback"] or "",
+                output=rows[0]["error_output"] or "",
             )
             for (task_id, sample), rows in sorted(self._state.rows.items())
             if task_id in still_open and rows[0]["status"] == Status.FAILED
@@ -293,16 +316,26 @@ class ShardRun:
     def _carry_over(self, closed: set[int]) -> _State:
         """What outlives the commit: finished members of open groups, gathered in one object."""
         rows = {place: r for place, r in self._state.rows.items() if place[0] not in closed}
-        finished = [r for place, rs in rows.items() if self._is_finished(place) for r in rs]
-        if not finished:
+        kept = [
+            r
+            for place, rs in rows.items()
+            if self._is_finished(place) or rs[0]["draft"] is not None
+            for r in rs
+        ]
+        if not kept:
             return _State(self._state.manifest, None, [], rows)
         if not closed and len(self._state.ledger_keys) == 1:
             return _State(self._state.manifest, None, self._state.ledger_keys, rows)
-        data = to_ipc(table_of(finished))
+        data = to_ipc(table_of(kept))
         name = f"open-{hashlib.sha256(data).hexdigest()[:16]}"
         key = self.campaign.keys.ledger_entry(self.shard, name)
         self.campaign.store.put(key, data)
         return _State(self._state.manifest, None, [key], rows)
+
+
+def _given_up(rows: Iterable[Row]) -> set[int]:
+    """Groups among the closed ones that lost members to failures."""
+    return {row["task_id"] for row in rows if row["status"] == Status.FAILED}
 
 
 def _closed(row: Row, verdict: GroupVerdict) -> Row:
@@ -332,6 +365,11 @@ def _read_state(campaign: Campaign, shard: int) -> _State:
         for row in rows:
             found.setdefault((row["task_id"], row["sample_idx"]), []).append(row)
         for place, episode_rows in found.items():
-            if place[0] not in manifest.closed:
-                state.rows.setdefault(place, episode_rows)
+            if place[0] not in manifest.closed and _is_better(episode_rows, state.rows.get(place)):
+                state.rows[place] = episode_rows
     return state
+
+
+def _is_better(rows: list[Row], known: list[Row] | None) -> bool:
+    """Of the same episode found twice the first one counts, unless it had failed."""
+    return known is None or (known[0]["status"] == Status.FAILED != rows[0]["status"])

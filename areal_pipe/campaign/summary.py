@@ -29,6 +29,8 @@ class Summary:
     prompt_tokens: int
     generated_tokens: int
     failures: tuple[FailureRecord, ...]
+    given_up: tuple[int, ...]
+    """task_ids of closed groups that lost members to failures."""
 
     @property
     def is_whole(self) -> bool:
@@ -57,6 +59,7 @@ def summarize(version: StoredVersion) -> Summary:
         prompt_tokens=tally.prompt_tokens,
         generated_tokens=tally.generated_tokens,
         failures=failures,
+        given_up=tuple(t for m in manifests for t in m.given_up),
     )
 
 

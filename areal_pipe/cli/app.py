@@ -46,6 +46,12 @@ def run(
             "--no-prefect", help="Run with the library's own executor, without a Prefect server."
         ),
     ] = False,
+    verbose: Annotated[
+        bool,
+        typer.Option(
+            "--verbose", "-v", help="Show failures with traceback and what their code printed."
+        ),
+    ] = False,
 ) -> None:
     """Run a campaign, or what is missing of it.
 
@@ -54,7 +60,9 @@ def run(
     """
     from areal_pipe.cli.run import run_command
 
-    raise typer.Exit(run_command(config, overrides or [], with_prefect=not no_prefect))
+    raise typer.Exit(
+        run_command(config, overrides or [], with_prefect=not no_prefect, verbose=verbose)
+    )
 
 
 @app.command()
@@ -64,12 +72,16 @@ def show(
         int | None, typer.Option(help="The prompt; the first stored one if left out.")
     ] = None,
     sample: Annotated[int, typer.Option(help="The sample of its group.")] = 0,
+    verbose: Annotated[
+        bool,
+        typer.Option("--verbose", "-v", help="Show a failure's traceback and output, too."),
+    ] = False,
     endpoint_url: EndpointUrl = None,
 ) -> None:
     """Show one trajectory in colour: prompt, completion, reward, versions, unlikely tokens."""
     from areal_pipe.cli.reading import show_command
 
-    show_command(url, task_id=task_id, sample=sample, endpoint_url=endpoint_url)
+    show_command(url, task_id=task_id, sample=sample, endpoint_url=endpoint_url, verbose=verbose)
 
 
 @app.command()

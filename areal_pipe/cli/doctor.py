@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from rich.console import Console
+from rich.markup import escape
 
 from areal_pipe.campaign.config import CampaignConfig, load_config
 from areal_pipe.campaign.inspection import inspect_campaign
@@ -21,7 +22,7 @@ console = Console()
 def doctor_command(path: str, overrides: list[str]) -> int:
     """Run all checks; returns how many failed."""
     config = load_config(path, overrides)
-    console.print(f"[green]✓[/] configuration: {path}")
+    console.print(f"[green]✓[/] configuration: {escape(path)}")
     problems = _check("dataset", lambda: _dataset(config)) + _check(
         "storage", lambda: _storage(config)
     )
@@ -47,7 +48,7 @@ def doctor_command(path: str, overrides: list[str]) -> int:
 
 def _check(name: str, probe: Callable[[], str]) -> int:
     try:
-        console.print(f"[green]✓[/] {name}: {probe()}", soft_wrap=True)
+        console.print(f"[green]✓[/] {name}: {escape(probe())}", soft_wrap=True)
     # Whatever a probe runs into is what the doctor is there to tell.
     except Exception as error:  # noqa: BLE001
         console.print(f"[red]✗[/] {name}: ", end="")

@@ -18,6 +18,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 
 from areal_pipe.rollout.executor import WorkflowExecutor
 
@@ -84,8 +85,8 @@ class _Heartbeat:
         elif not self._told:
             self._told = True
             self._console.print(
-                f"[yellow]nothing has moved for {silent:.0f} s[/]: {self._place()} blocks the "
-                "event loop. An async function must await, not compute or sleep; a plain `def` "
+                f"[yellow]nothing has moved for {silent:.0f} s[/]: {escape(self._place())} blocks "
+                "the event loop. An async function must await, not compute or sleep; a plain `def` "
                 "reward runs in a process of its own, with a time limit.",
                 soft_wrap=True,
             )

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -41,13 +42,15 @@ def check_command(url: str, *, endpoint_url: str | None) -> list[Finding]:
     trial = _open(url, endpoint_url)
     findings = list(check_trial(trial))
     for finding in findings:
-        console.print(f"[red]✗[/] {finding.where}: {finding.problem}", soft_wrap=True)
+        console.print(
+            f"[red]✗[/] {escape(finding.where)}: {escape(finding.problem)}", soft_wrap=True
+        )
     for version in trial.versions:
         _print_incomplete(version)
     parts = [p for v in trial.versions for m in v.manifests() for p in m.parts]
     sound = f"{len(parts)} parts, {sum(p.rows for p in parts)} trajectories"
     verdict = f"[red]{len(findings)} problems[/] in" if findings else "[green]sound[/]:"
-    console.print(f"{trial.url}: {verdict} {sound}", soft_wrap=True)
+    console.print(f"{escape(trial.url)}: {verdict} {sound}", soft_wrap=True)
     return findings
 
 
@@ -87,10 +90,17 @@ def _print_distributions(found: Distributions) -> None:
     for name, counts in counted.items():
         if counts:
             shown = ", ".join(f"{key}: {n}" for key, n in counts.items())
-            console.print(f"  {name}: {shown}")
+            console.print(f"  {name}: {shown}", markup=False)
 
 
-def show_command(url: str, *, task_id: int | None, sample: int, endpoint_url: str | None) -> None:
+def show_command(
+    url: str,
+    *,
+    task_id: int | None,
+    sample: int,
+    endpoint_url: str | None,
+    verbose: bool = False,
+) -> None:
     """Print one episode's trajectories."""
     trial = _open(url, endpoint_url)
     found = False
@@ -98,7 +108,7 @@ def show_command(url: str, *, task_id: int | None, sample: int, endpoint_url: st
         decode = _decoder_of(version)
         for row in _episode(version, task_id, sample):
             found = True
-            _print_row(row, decode)
+            _print_row(row, decode, verbose=verbose)
     if not found:
         raise StorageError(
             f"{url} has no committed episode {'' if task_id is None else task_id}/{sample}; "
@@ -130,7 +140,7 @@ def _decoder_of(version: StoredVersion) -> Decode | None:
     return lambda ids: tokenizer.decode(ids, skip_special_tokens=False)
 
 
-def _print_row(row: Row, decode: Decode | None) -> None:
+def _print_row(row: Row, decode: Decode | None, *, verbose: bool) -> None:
     console.rule(f"episode {row['task_id']}/{row['sample_idx']}  {row['status']}")
     for text in _texts(row):
         console.print(text)
@@ -143,6 +153,8 @@ def _print_row(row: Row, decode: Decode | None) -> None:
         "reason": row["reason"],
         "seeds": row["seeds"],
         "error": _error(row),
+        "traceback": row["error_traceback"] if verbose else None,
+        "printed": row["error_output"] if verbose else None,
         "data": row["data"],
     }
     table = Table(show_header=False, box=None)

@@ -5,6 +5,7 @@ import importlib
 from collections.abc import Callable
 
 from rich.console import Console
+from rich.markup import escape
 
 from areal_pipe.campaign.config import load_config
 from areal_pipe.campaign.inspection import inspect_campaign
@@ -16,6 +17,7 @@ from areal_pipe.cli.foreground import LoopBlocked, sigterm_as_interrupt, wait_fo
 from areal_pipe.cli.progress import RunMeter, progress_bar
 from areal_pipe.cli.tables import print_summary
 from areal_pipe.contract.errors import ConfigError
+from areal_pipe.episodes import prints
 
 console = Console()
 
@@ -25,11 +27,13 @@ LAUNCHER = "infra.launch"
 Launch = Callable[[Campaign, list[int]], None]
 
 
-def run_command(path: str, overrides: list[str], *, with_prefect: bool) -> int:
+def run_command(
+    path: str, overrides: list[str], *, with_prefect: bool, verbose: bool = False
+) -> int:
     """Run what is missing of a campaign; returns the exit code."""
     with sigterm_as_interrupt():
         try:
-            return _run(path, overrides, with_prefect=with_prefect)
+            return _run(path, overrides, with_prefect=with_prefect, verbose=verbose)
         except LoopBlocked:
             _say_interrupted("User code still blocks the event loop, so the process is ended.")
             outcome.end_process(outcome.EXIT_INTERRUPTED)
@@ -44,22 +48,22 @@ def _say_interrupted(more: str = "") -> None:
     )
 
 
-def _run(path: str, overrides: list[str], *, with_prefect: bool) -> int:
+def _run(path: str, overrides: list[str], *, with_prefect: bool, verbose: bool) -> int:
     config = load_config(path, overrides)
     launch = _launcher() if with_prefect else _run_in_library
     campaign = Campaign.open(config, register=False)
-    campaign.on_notice = console.print
+    campaign.on_notice = lambda text: console.print(text, markup=False)
     blocked = False
     try:
         missing = asyncio.run(count_missing(campaign))
         if missing and not sum(missing.values()):
-            console.print(f"{campaign.url}: every episode is stored; finishing the commit.")
+            console.print(f"{escape(campaign.url)}: every episode is stored; finishing the commit.")
             asyncio.run(run_campaign(campaign, sorted(missing)))
-            return _finish(campaign)
+            return _finish(campaign, verbose=verbose)
         if not missing:
-            console.print(f"Everything is committed: {campaign.url}. Nothing to do.")
-            return _finish(campaign)
-        return _run_missing(campaign, missing, launch)
+            console.print(f"Everything is committed: {escape(campaign.url)}. Nothing to do.")
+            return _finish(campaign, verbose=verbose)
+        return _run_missing(campaign, missing, launch, verbose=verbose)
     except LoopBlocked:
         blocked = True
         raise
@@ -68,21 +72,24 @@ def _run(path: str, overrides: list[str], *, with_prefect: bool) -> int:
             campaign.close()
 
 
-def _run_missing(campaign: Campaign, missing: dict[int, int], launch: Launch) -> int:
+def _run_missing(
+    campaign: Campaign, missing: dict[int, int], launch: Launch, *, verbose: bool
+) -> int:
     total, episodes = campaign.record.num_episodes, sum(missing.values())
     inspect_campaign(campaign)
     campaign.register()
     kept = f", {total - episodes} are stored already" if episodes < total else ""
-    console.print(f"[bold]{campaign.url}[/]: {episodes} of {total} episodes to run{kept}.")
+    console.print(f"[bold]{escape(campaign.url)}[/]: {episodes} of {total} episodes to run{kept}.")
     meter = RunMeter()
-    with progress_bar(console, campaign, episodes, meter):
+    with prints.hidden(), progress_bar(console, campaign, episodes, meter):
         launch(campaign, sorted(missing))
-    return _finish(campaign, meter)
+    return _finish(campaign, meter, verbose=verbose)
 
 
-def _finish(campaign: Campaign, meter: RunMeter | None = None) -> int:
+def _finish(campaign: Campaign, meter: RunMeter | None = None, *, verbose: bool) -> int:
     summary = summarize(campaign.stored)
-    print_summary(console, campaign.url, summary, this_run=meter.describe() if meter else None)
+    this_run = meter.describe() if meter else None
+    print_summary(console, campaign.url, summary, this_run=this_run, verbose=verbose)
     return 0 if summary.is_whole else outcome.EXIT_FAILED_EPISODES
 
 

@@ -2,8 +2,10 @@
 
 import textwrap
 from collections import Counter
+from collections.abc import Sequence
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -12,30 +14,40 @@ from areal_pipe.storage.manifest import FailureRecord
 
 MAX_CAUSES = 10
 """Causes of failed episodes that are listed."""
+MAX_GIVEN_UP = 10
+"""Groups named that were given up."""
 MAX_EPISODES = 4
 """Episodes named for each of them."""
 
 
 def print_summary(
-    console: Console, url: str, summary: Summary, *, this_run: str | None = None
+    console: Console,
+    url: str,
+    summary: Summary,
+    *,
+    this_run: str | None = None,
+    verbose: bool = False,
 ) -> None:
     """The figures of one version.
 
     Args:
         this_run: what the run that just ended measured of itself.
+        verbose: show tracebacks and what was printed.
     """
     record = summary.record
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_column(style="dim")
     table.add_column()
     for name, value in summary_lines(summary, this_run=this_run):
-        table.add_row(name, value)
-    console.print(f"\n[bold]{url}[/]  {record.scope}, version {record.version}")
+        table.add_row(name, Text(value))
+    title = Text.assemble((url, "bold"), f"  {record.scope}, version {record.version}")
+    console.print("\n", title, sep="")
     console.print(table)
-    print_failures(console, summary)
+    print_failures(console, summary, verbose=verbose)
     if summary.accepted_groups or summary.rejected_groups:
-        console.print(f"  files       {url}/{record.scope}/{record.version}/", soft_wrap=True)
-        console.print(f"  look at one: areal-pipe show {url}", soft_wrap=True)
+        files = f"{url}/{record.scope}/{record.version}/"
+        console.print(f"  files       {files}", soft_wrap=True, markup=False)
+        console.print(f"  look at one: areal-pipe show {url}", soft_wrap=True, markup=False)
 
 
 def summary_lines(summary: Summary, *, this_run: str | None = None) -> list[tuple[str, str]]:
@@ -51,6 +63,8 @@ def summary_lines(summary: Summary, *, this_run: str | None = None) -> list[tupl
     if summary.mean_reward is not None:
         lines.append(("mean reward", f"{summary.mean_reward:.4f}"))
     lines += [(f"pass@{k}", f"{value:.4f}") for k, value in summary.pass_at.items()]
+    if summary.given_up:
+        lines.append(("given up", _given_up(summary.given_up)))
     tokens = f"{summary.generated_tokens:,} generated, {summary.prompt_tokens:,} prompt"
     lines.append(("tokens", tokens))
     if this_run is not None:
@@ -58,8 +72,12 @@ def summary_lines(summary: Summary, *, this_run: str | None = None) -> list[tupl
     return lines
 
 
-def print_failures(console: Console, summary: Summary) -> None:
-    """Failed episodes of open groups: each cause once, with the episodes it struck."""
+def print_failures(console: Console, summary: Summary, *, verbose: bool = False) -> None:
+    """Failed episodes of open groups: each cause once, with the episodes it struck.
+
+    Args:
+        verbose: show each cause's traceback and what was printed, too.
+    """
     failures = summary.failures
     if not failures:
         return
@@ -70,7 +88,7 @@ def print_failures(console: Console, summary: Summary) -> None:
         else "Mend the cause, then run again: only these are retried."
     )
     counts = ", ".join(f"{n} {name}" for name, n in classes)
-    console.print(f"\n[red]{len(failures)} episodes failed[/]: {counts}. {again}")
+    console.print(f"\n[red]{len(failures)} episodes failed[/]: {escape(counts)}. {again}")
     causes: dict[tuple[str, str, str], list[FailureRecord]] = {}
     for f in failures:
         causes.setdefault((f.stage, f.error_class, f.message), []).append(f)
@@ -80,10 +98,30 @@ def print_failures(console: Console, summary: Summary) -> None:
         place = struck[0].traceback.strip().splitlines()
         raised = next((line.strip() for line in reversed(place) if "File " in line), "")
         text = Text("\n".join(filter(None, (shown, raised))))
-        table.add_row(_places(struck), stage, error_class, text)
+        table.add_row(_places(struck), stage, Text(error_class), text)
     console.print(table)
+    if verbose:
+        for struck in list(causes.values())[:MAX_CAUSES]:
+            _print_details(console, struck[0])
     if (more := len(causes) - MAX_CAUSES) > 0:
         console.print(f"... and {more} other messages")
+
+
+def _print_details(console: Console, failure: FailureRecord) -> None:
+    """Traceback and output of one failed episode, as plain text."""
+    console.print(f"\n[bold]episode {failure.task_id}/{failure.sample_idx}[/]")
+    for title, text in (("traceback", failure.traceback), ("printed", failure.output)):
+        if text:
+            console.print(f"[dim]{title}[/]")
+            console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _given_up(task_ids: Sequence[int]) -> str:
+    """Groups that lost members to failures, and which."""
+    named = ", ".join(map(str, task_ids[:MAX_GIVEN_UP]))
+    more = len(task_ids) - MAX_GIVEN_UP
+    tail = f" and {more} more" if more > 0 else ""
+    return f"{len(task_ids)} groups with failed members (on_failed_member): {named}{tail}"
 
 
 def _places(failures: list[FailureRecord]) -> str:

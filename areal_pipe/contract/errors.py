@@ -1,20 +1,21 @@
 """Every error this library raises, by the boundary that was crossed.
 
 ArealPipeError
+├── InfrastructureError      an outage, worth a retry; user code may raise it, too
 ├── ConfigError              the campaign's configuration: a key, a value, an override
 │   └── RecipeMismatch       this experiment/trial/version holds data of another recipe
 ├── DatasetError             the prompts: a file, a line, a missing column
 ├── WorkflowError            the user's workflow: it does not import, or breaks its contract
 │   └── TrajectoryError      what it returned is no trajectory (also a ValueError)
 ├── EngineError              generation (also a RuntimeError)
-│   ├── EngineUnavailable    the server or process is away: infrastructure, worth a retry
+│   ├── EngineUnavailable    the server or process is away (also an InfrastructureError)
 │   └── RequestError         the request can never succeed: prompt too long, bad parameter
-├── RewardError              the reward function
+├── RewardError              the reward function: what it raised, or that it gave no number
 │   ├── RewardTimeout        it did not return in time and was killed
 │   └── RewardCrashed        its process died
 ├── StageTimeout             an episode or a stage took longer than its limit
 └── StorageError             object storage: unreachable, refused, or damaged content
-    ├── StorageUnavailable   an outage: infrastructure, worth a retry
+    ├── StorageUnavailable   it is away or overloaded (also an InfrastructureError)
     ├── ConcurrentWrite      another run is writing the same shard
     │   └── ShardBusy        another run is working on it and says so
     └── SchemaError          a file was written by a newer major schema
@@ -23,6 +24,10 @@ ArealPipeError
 
 class ArealPipeError(Exception):
     """Base of all errors of this library. The message states the rule, what came, the way out."""
+
+
+class InfrastructureError(ArealPipeError):
+    """An outage: waiting and trying again can help. Raise it where your code knows of one."""
 
 
 class ConfigError(ArealPipeError):
@@ -49,7 +54,7 @@ class EngineError(ArealPipeError, RuntimeError):
     """Generation failed."""
 
 
-class EngineUnavailable(EngineError):
+class EngineUnavailable(EngineError, InfrastructureError):
     """The engine cannot be reached or is restarting."""
 
 
@@ -58,7 +63,19 @@ class RequestError(EngineError):
 
 
 class RewardError(ArealPipeError):
-    """The reward function gave no usable number."""
+    """The reward function gave no usable number.
+
+    What it raised in its process comes as text: no object of user code crosses the boundary.
+    """
+
+    raised: str | None = None
+    """Name of the class that the function raised; None if it raised nothing."""
+    raised_message: str = ""
+    raised_traceback: str = ""
+    infrastructure: bool = False
+    """Whether what it raised was an outage, such as a judge's server being away."""
+    output: str = ""
+    """The end of what the function printed."""
 
 
 class RewardTimeout(RewardError):
@@ -77,7 +94,7 @@ class StorageError(ArealPipeError):
     """Object storage refused, or holds something unreadable."""
 
 
-class StorageUnavailable(StorageError):
+class StorageUnavailable(StorageError, InfrastructureError):
     """Object storage is away or overloaded."""
 
 
@@ -91,8 +108,3 @@ class ShardBusy(ConcurrentWrite):
 
 class SchemaError(StorageError):
     """A stored file follows a schema this version does not know."""
-
-
-def is_infrastructure(error: BaseException) -> bool:
-    """Whether waiting and trying again can help: an outage, as opposed to bad data or bad code."""
-    return isinstance(error, EngineUnavailable | StorageUnavailable | ConnectionError)

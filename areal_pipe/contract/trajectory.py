@@ -181,6 +181,8 @@ class Failure:
     """True for outages, False for bad data and bad code."""
     traceback: str = ""
     """Where in the user's code it was raised, innermost line last; empty if it was not."""
+    output: str = ""
+    """The end of what user code printed before it failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -204,6 +206,8 @@ class Episode:
     """What the workflow returned, as it came; not stored."""
     exception: BaseException | None = None
     """The live exception of a failed episode; not stored."""
+    draft: Any = None
+    """Of an episode that failed once its generation was done: where a retry goes on (a `Draft`)."""
 
     @property
     def reward(self) -> float | None:

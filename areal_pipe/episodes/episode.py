@@ -1,7 +1,8 @@
 """Running one episode: stages with retries and limits, and one boundary where errors end.
 
-`EpisodeRun.settle` is the only place that turns an exception into an outcome. Everything above it
-(groups, the executor, the flows) sees `Episode` records and never an exception of user code.
+`EpisodeRun.settle` is the only place that turns an exception into an outcome (and `foreign` the one
+through which user code is called). Everything above it (groups, the executor, the flows) sees
+`Episode` records and never an exception of user code.
 """
 
 import asyncio
@@ -14,17 +15,12 @@ from typing import Any, TypeVar, cast
 
 from areal_pipe.contract import workflow_context
 from areal_pipe.contract.engine import InferenceEngine
-from areal_pipe.contract.errors import (
-    EngineUnavailable,
-    StageTimeout,
-    WorkflowError,
-    is_infrastructure,
-)
-from areal_pipe.contract.trajectory import Episode, Failure, Status, Trajectory
+from areal_pipe.contract.errors import EngineUnavailable, StageTimeout
+from areal_pipe.contract.outages import is_infrastructure
+from areal_pipe.contract.trajectory import Episode, Status, Trajectory
 from areal_pipe.contract.workflow import Draft, RolloutWorkflow, StagedWorkflow
 from areal_pipe.contract.workflow_context import WorkflowContext
-from areal_pipe.episodes import packing
-from areal_pipe.episodes.tracebacks import user_traceback
+from areal_pipe.episodes import foreign, packing, prints
 from areal_pipe.episodes.watched import WatchedEngine
 
 T = TypeVar("T")
@@ -84,20 +80,26 @@ class EpisodeRun:
         context: WorkflowContext,
         policy: EpisodePolicy,
         prompt: Draft | None = None,
+        owes_reward: bool = False,
     ) -> None:
         """
         Args:
-            prompt: the tokenized prompt, where the workflow is staged and the group shares it.
+            prompt: the tokenized prompt, where the workflow is staged and the group shares it; or
+                the draft of an earlier run whose reward failed.
+            owes_reward: the draft's last turn is generated and has to be scored.
         """
         self.workflow = workflow
         self.engine = cast(InferenceEngine, WatchedEngine(engine, self._in_time))
         self.context = context
         self._data = data
         self._draft = prompt
+        self._owes_reward = owes_reward
         self._packed: Packed | None = None
         self._policy = policy
         self._stage = "episode"
         self._attempts = 1
+        self._is_outage = False
+        """Whether what is being waited for is the engine, or the end of an outage."""
 
     @property
     def label(self) -> str:
@@ -115,20 +117,28 @@ class EpisodeRun:
         """Whether it can be run stage by stage."""
         return self._draft is not None
 
+    @property
+    def owes_reward(self) -> bool:
+        """Whether the last turn is generated, but not scored."""
+        return self._owes_reward
+
     async def generate(self) -> None:
         """Append one turn."""
         self._draft = await self._retrying(
             "generate", lambda: self._staged.generate(self.engine, self.draft)
         )
+        self._owes_reward = True
 
     async def reward(self) -> None:
         """Score the last turn."""
         self._draft = await self._retrying("reward", lambda: self._staged.reward(self.draft))
+        self._owes_reward = False
 
     async def pack(self) -> None:
         """Turn the finished draft into the episode's result."""
         result = await self._retrying("pack", lambda: self._staged.pack(self.draft))
-        self._packed = Packed(result, self.draft.stop_reason, self.draft.seeds)
+        draft = self.draft
+        self._packed = foreign.called(lambda: Packed(result, draft.stop_reason, draft.seeds))
 
     async def whole(self) -> None:
         """Run `arun_episode` as one stage; every attempt gets its own copy of the data."""
@@ -136,13 +146,16 @@ class EpisodeRun:
         def attempt() -> Awaitable[Any]:
             return self.workflow.arun_episode(self.engine, _own_copy(self._data))
 
-        self._packed = Packed(await self._retrying("episode", attempt))
+        result = await self._retrying("episode", attempt)
+        self._packed = foreign.called(lambda: Packed(result))
 
     async def stages(self) -> None:
         """All stages in order; as a whole where the workflow has none."""
         if not self.is_staged:
             await self.whole()
             return
+        if self._owes_reward:
+            await self.reward()
         while not self.draft.finished:
             await self.generate()
             await self.reward()
@@ -159,16 +172,15 @@ class EpisodeRun:
         and stays missing.
         """
         started = time.perf_counter()
-        with workflow_context.within(self.context):
+        with workflow_context.within(self.context), prints.kept() as printed:
             try:
                 if self._draft is not None:  # the group shares the prompt, not the data
-                    self._draft = replace(self._draft, data=_own_copy(self._data))
+                    own = foreign.called(lambda: _own_copy(self._data))
+                    self._draft = replace(self._draft, data=own)
                 await self._limited(body)
             # The boundary: user code may raise anything, and its siblings must not notice.
-            except (Exception, SystemExit, asyncio.CancelledError) as error:
-                if isinstance(error, asyncio.CancelledError) and _is_cancelled():
-                    raise
-                outcome = self._failed(_as_exception(error))
+            except Exception as error:  # noqa: BLE001
+                outcome = self._failed(error, printed.text)
             else:
                 outcome = self._finished()
         return replace(outcome, duration_seconds=time.perf_counter() - started)
@@ -180,6 +192,9 @@ class EpisodeRun:
         try:
             async with scope:
                 await generate()
+        except asyncio.CancelledError:
+            self._is_outage = True  # whoever ran out of patience was waiting for the engine
+            raise
         except TimeoutError as error:
             if not scope.expired():
                 raise
@@ -200,9 +215,10 @@ class EpisodeRun:
         except TimeoutError as error:
             if not scope.expired():
                 raise
-            raise StageTimeout(
+            kind = EngineUnavailable if self._is_outage else StageTimeout
+            raise kind(
                 f"an episode must end within {limit:g} s (rollout.episode_timeout); it was in "
-                f"stage {self._stage}"
+                f"stage {self._stage}{', waiting for the engine' if self._is_outage else ''}"
             ) from error
 
     async def _retrying(self, stage: str, call: Callable[[], Awaitable[T]]) -> T:
@@ -212,14 +228,16 @@ class EpisodeRun:
         while True:
             self._attempts += 1
             try:
-                return await call()
+                return await foreign.awaited(call)
             except Exception as error:
                 is_outage = is_infrastructure(error)
                 if (outages if is_outage else mistakes) == 0:
                     raise
             if is_outage:
                 outages -= 1
+                self._is_outage = True
                 await asyncio.sleep(self._policy.backoff(self._attempts))
+                self._is_outage = False
             else:
                 mistakes -= 1
 
@@ -238,14 +256,19 @@ class EpisodeRun:
             seeds=packed.seeds,
         )
 
-    def _failed(self, error: Exception) -> Episode:
-        failure = _failure_of(error, stage=self._stage, attempts=self._attempts)
+    def _failed(self, error: Exception, output: str) -> Episode:
+        failure = foreign.failure_of(
+            error, stage=self._stage, attempts=self._attempts, output=output
+        )
         return Episode(
             task_id=self.context.task_id or 0,
             sample_idx=self.context.sample_idx or 0,
             status=Status.FAILED,
             failure=failure,
             exception=error,
+            draft=self._draft if self._stage in ("reward", "pack") else None,
+            stop_reason=self._draft.stop_reason if self._draft else None,
+            seeds=self._draft.seeds if self._draft else (),
         )
 
 
@@ -262,10 +285,12 @@ class GroupRun:
         samples: Sequence[int],
         is_eval: bool = False,
         policy: EpisodePolicy | None = None,
+        drafts: Mapping[int, Draft] | None = None,
     ) -> None:
         """
         Args:
             samples: sample indices to run: all of a new group, the missing ones of an open one.
+            drafts: by sample index: what an earlier run generated and could not score.
         """
         self.workflow = workflow
         self.engine = engine
@@ -275,6 +300,7 @@ class GroupRun:
         self._is_eval = is_eval
         self._policy = policy or EpisodePolicy()
         self._prompt: Draft | None = None
+        self._drafts = drafts if drafts and self.is_staged else {}
 
     @property
     def is_staged(self) -> bool:
@@ -283,17 +309,23 @@ class GroupRun:
 
     async def tokenize(self) -> None:
         """Tokenize the prompt that the members share, where the workflow has stages."""
+        if all(sample in self._drafts for sample in self.samples):
+            return  # nobody needs it
         if isinstance(self.workflow, StagedWorkflow):
+            workflow = self.workflow
             with workflow_context.within(self._context(self.samples[0])):
-                self._prompt = await self.workflow.tokenize(_own_copy(self.data))
+                self._prompt = await foreign.awaited(
+                    lambda: workflow.tokenize(_own_copy(self.data))
+                )
 
     async def tokenized(self, tokenize: Awaitable[None]) -> list[Episode]:
         """Await `tokenize`, however it is orchestrated; what it raises fails every member."""
-        try:
-            await tokenize
-        # Same boundary as EpisodeRun.settle, for the one stage that members share.
-        except Exception as error:  # noqa: BLE001
-            return [self._failed(sample, error) for sample in self.samples]
+        with prints.kept() as printed:
+            try:
+                await tokenize
+            # Same boundary as EpisodeRun.settle, for the one stage that members share.
+            except Exception as error:  # noqa: BLE001
+                return [self._failed(sample, error, printed.text) for sample in self.samples]
         return []
 
     def members(self) -> list[EpisodeRun]:
@@ -305,7 +337,8 @@ class GroupRun:
                 self.data,
                 context=self._context(sample),
                 policy=self._policy,
-                prompt=self._prompt,
+                prompt=self._drafts.get(sample, self._prompt),
+                owes_reward=sample in self._drafts and not self._drafts[sample].finished,
             )
             for sample in self.samples
         ]
@@ -321,12 +354,12 @@ class GroupRun:
     def _context(self, sample_idx: int) -> WorkflowContext:
         return WorkflowContext(is_eval=self._is_eval, task_id=self.task_id, sample_idx=sample_idx)
 
-    def _failed(self, sample_idx: int, error: Exception) -> Episode:
+    def _failed(self, sample_idx: int, error: Exception, output: str) -> Episode:
         return Episode(
             task_id=self.task_id,
             sample_idx=sample_idx,
             status=Status.FAILED,
-            failure=_failure_of(error, stage="tokenize"),
+            failure=foreign.failure_of(error, stage="tokenize", output=output),
             exception=error,
         )
 
@@ -336,39 +369,13 @@ def _own_copy(data: Mapping[str, Any]) -> dict[str, Any]:
     return copy.deepcopy(dict(data))
 
 
-def _is_cancelled() -> bool:
-    """Whether this task was told to end, as opposed to user code letting something escape."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
-
-
 def failed_to_store(episode: Episode, error: Exception) -> Episode:
     """An episode whose result cannot be stored has failed, whatever it was."""
     return Episode(
         task_id=episode.task_id,
         sample_idx=episode.sample_idx,
         status=Status.FAILED,
-        failure=_failure_of(error, stage="store"),
+        failure=foreign.failure_of(error, stage="store"),
         exception=error,
         duration_seconds=episode.duration_seconds,
-    )
-
-
-def _as_exception(error: BaseException) -> Exception:
-    """What would end the caller's task or process, raised by user code, is an error like others."""
-    if isinstance(error, Exception):
-        return error
-    wrapped = WorkflowError(f"a workflow must not let {type(error).__name__} escape: {error}")
-    wrapped.__cause__ = error
-    return wrapped
-
-
-def _failure_of(error: Exception, *, stage: str, attempts: int = 1) -> Failure:
-    return Failure(
-        stage=stage,
-        error_class=type(error).__name__,
-        message=str(error),
-        attempts=attempts,
-        infrastructure=is_infrastructure(error),
-        traceback=user_traceback(error),
     )

@@ -6,7 +6,7 @@ in which they finished, and in whatever run.
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Literal, cast
@@ -31,7 +31,8 @@ class GroupPolicy:
 
     group_size: int = 1
     on_failed_member: OnFailedMember = "retry"
-    """`retry`: the group stays open; `keep`: close it without them; `drop_group`: give it up."""
+    """What becomes of members that failed of bad data or bad code. `retry`: the group stays open;
+    `keep`: close it without them; `drop_group`: give it up. An outage always leaves it open."""
     min_group_size: int = 1
     """Fewer accepted members than this, and the group is rejected."""
 
@@ -63,11 +64,14 @@ class GroupVerdict:
     """Why it is open or rejected."""
 
 
-def close_group(statuses: Mapping[int, Status], policy: GroupPolicy) -> GroupVerdict:
+def close_group(
+    statuses: Mapping[int, Status], policy: GroupPolicy, *, outages: Collection[int] = ()
+) -> GroupVerdict:
     """Decide on a group from its members' outcomes.
 
     Args:
         statuses: outcome by sample_idx, for the members that have one.
+        outages: those of the failed ones that failed of an outage; they are never given up.
 
     Rejected members are dropped and the rest is merged; a group whose members were all rejected is
     rejected. Failed members keep it open unless the policy gives them up.
@@ -76,6 +80,8 @@ def close_group(statuses: Mapping[int, Status], policy: GroupPolicy) -> GroupVer
     if missing:
         return GroupVerdict(state=GroupState.OPEN, reason=f"{len(missing)} members are missing")
     failed = sum(s in (Status.FAILED, Status.CANCELLED) for s in statuses.values())
+    if outages:
+        return GroupVerdict(state=GroupState.OPEN, reason=f"{len(outages)} members met an outage")
     if failed and policy.on_failed_member == "retry":
         return GroupVerdict(state=GroupState.OPEN, reason=f"{failed} members failed")
     if failed and policy.on_failed_member == "drop_group":
@@ -108,7 +114,8 @@ class GroupedRolloutWorkflow(RolloutWorkflow):
         """
         Args:
             on_failed_member: what an exception in one member does once all have ended: raise it
-                (the others ran to their end), keep the rest, or reject the group.
+                (the others ran to their end), keep the rest, or reject the group. An outage is
+                always raised.
             drop_incomplete_group: reject the group if any member was rejected.
             reward_normalization: replace each episode's last reward by its z-score in the group.
 
@@ -158,7 +165,8 @@ class GroupedRolloutWorkflow(RolloutWorkflow):
             WorkflowError: members returned results of different kinds.
         """
         failed = [e for e in episodes if e.status is Status.FAILED]
-        if failed and self._on_failed_member == "raise":
+        is_outage = any(e.failure is not None and e.failure.infrastructure for e in failed)
+        if failed and (is_outage or self._on_failed_member == "raise"):
             raise _first_of(failed, self.group_size)
         if failed and self._on_failed_member == "drop_group":
             return None

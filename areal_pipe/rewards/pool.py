@@ -2,8 +2,8 @@
 
 Why not a ProcessPoolExecutor: it cannot kill a worker that hangs (an infinite loop, a sympy
 blow-up, C code that ignores signals), and a worker that dies breaks all calls in flight. Here a
-call owns its process while it runs. On timeout the process group gets SIGKILL and a new process
-takes over; nobody else notices.
+call owns its process while it runs. On timeout the process and all that it has started get SIGKILL
+and a new process takes over; nobody else notices.
 
 Calls run in two lanes, so that hung rewards do not starve good ones. Every call starts in the quick
 lane. One that takes longer than `QUICK_SECONDS` is stopped there (SIGSTOP) and goes on in the slow
@@ -14,21 +14,24 @@ import asyncio
 import atexit
 import contextlib
 import functools
+import json
 import os
 import pickle
 import queue
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from multiprocessing.connection import Pipe
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
+
 from areal_pipe.contract.errors import RewardCrashed, RewardError, RewardTimeout
-from areal_pipe.rewards.worker import LOADED, Reply
+from areal_pipe.rewards.worker import LOADED
 from areal_pipe.rewards.zygote import Zygote
 
 QUICK_SECONDS = 0.1
@@ -37,6 +40,8 @@ SLOW_LANE = 4
 """Room in the slow lane, per room in the quick one."""
 LOAD_SECONDS = 120.0
 """Limit for starting a process and importing the modules of the reward function."""
+MAX_OUTPUT_BYTES = 8000
+"""The end of what a reward printed that is kept for its failure."""
 MAX_PROCESSES = 128
 """Processes at once, stopped ones included; further calls queue."""
 
@@ -46,32 +51,63 @@ class UnpicklableReward(RewardError, pickle.PicklingError):
 
 
 class _Worker:
-    """One process and its pipe."""
+    """One process, the pipe for calls and answers, and the pipe for what it prints."""
 
     def __init__(self, zygote: Zygote) -> None:
+        self._zygote = zygote
         self._pipe, child = Pipe()
-        with child:
-            self._pid = zygote.fork(child)
+        self._output, theirs = Pipe(duplex=False)
+        os.set_blocking(self._output.fileno(), False)
+        self._printed = b""
+        with child, theirs:
+            self._pid = zygote.fork(child, theirs.fileno())
 
     def send(self, call: bytes) -> None:
+        self._printed = b""
         with contextlib.suppress(BrokenPipeError):  # it died while idle: receive() reports that
             self._pipe.send_bytes(call)
 
     def receive(self, timeout_seconds: float) -> bytes | None:
-        """The next message; None on timeout.
+        """The next message; None on timeout. Takes what is printed meanwhile.
 
         Raises:
             RewardCrashed: the process died.
         """
+        deadline = time.monotonic() + max(0.0, timeout_seconds)
+        sources: list[Connection] = [self._pipe, self._output]
         try:
-            if not self._pipe.poll(max(0.0, timeout_seconds)):
-                return None
-            return self._pipe.recv_bytes()
+            while True:
+                ready = wait(sources, max(0.0, deadline - time.monotonic()))
+                if self._output in ready and not self._read_output():
+                    sources = [self._pipe]
+                if self._pipe in ready:
+                    message = self._pipe.recv_bytes()
+                    self._read_output()
+                    return message
+                if time.monotonic() >= deadline:
+                    return None
         except (EOFError, OSError) as error:
+            self._read_output()
             raise RewardCrashed(
                 "the process that ran the reward function died: it exited, ran out of memory, or "
                 "was killed by a signal; run the function by itself on this row to see why"
             ) from error
+
+    @property
+    def printed(self) -> str:
+        """The end of what the current call printed."""
+        return self._printed.decode(errors="replace")
+
+    def _read_output(self) -> bool:
+        """Take what is there; False once nothing more can come."""
+        try:
+            chunk = os.read(self._output.fileno(), 1 << 16)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        self._printed = (self._printed + chunk)[-MAX_OUTPUT_BYTES:]
+        return bool(chunk)
 
     def stop(self) -> None:
         """Take the CPU away from it until `go_on`."""
@@ -87,18 +123,30 @@ class _Worker:
         return 0.0
 
     def kill(self) -> None:
-        """End the process and whatever it started in its group. From any thread."""
+        """End the process and whatever it started. From any thread."""
         self._signal(signal.SIGKILL)
+        with contextlib.suppress(RewardCrashed):  # without the zygote, its workers are dead
+            self._zygote.kill(self._pid)
 
     def close(self) -> None:
-        """Kill it and close the pipe. From the thread that reads it."""
+        """Kill it and close the pipes. From the thread that reads it."""
         self.kill()
         self._pipe.close()
+        self._output.close()
 
     def _signal(self, sign: signal.Signals) -> None:
         for send in (os.killpg, os.kill):  # it may not have become a group leader yet
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 send(self._pid, sign)
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """What is to be computed, and how."""
+
+    call: bytes
+    timeout_seconds: float
+    own_process: bool
 
 
 class RewardPool:
@@ -133,15 +181,28 @@ class RewardPool:
     async def call(
         self, fn: Callable[..., Any], /, *args: Any, timeout_seconds: float, **kwargs: Any
     ) -> float:
-        """Compute `fn(*args, **kwargs)` in another process.
+        """Compute `fn(*args, **kwargs)` in another process. See `compute` for errors.
+
+        Raises:
+            UnpicklableReward: `fn` or its arguments cannot be sent.
+        """
+        call = pickled_call(fn, args, kwargs)
+        return await self.compute(call, timeout_seconds=timeout_seconds)
+
+    async def compute(
+        self, call: bytes, *, timeout_seconds: float, own_process: bool = False
+    ) -> float:
+        """Compute a pickled call in another process.
+
+        Args:
+            own_process: use a fresh process, and never again, instead of a warm one.
 
         Raises:
             RewardTimeout: no answer within `timeout_seconds`; the process was killed.
             RewardCrashed: the process died, or the pool was closed.
-            UnpicklableReward: `fn` or its arguments cannot be sent.
-            Exception: whatever `fn` raised, with its traceback as a note.
+            RewardError: the function raised (see `raised`), or gave no number.
         """
-        run = functools.partial(self._run, pickled_call(fn, args, kwargs), timeout_seconds)
+        run = functools.partial(self._run, _Order(call, timeout_seconds, own_process))
         answer: Future[float] = Future()
         self._queue.put((answer, run))
         self._add_thread_for_call()
@@ -153,12 +214,12 @@ class RewardPool:
             self._closed = True
             idle, self._idle = self._idle, []
             busy, zygote = list(self._busy), self._zygote
+        if zygote is not None:
+            zygote.close()  # and all workers with it
         for worker in idle:
             worker.close()
         for worker in busy:
             worker.kill()
-        if zygote is not None:
-            zygote.close()
         atexit.unregister(self.close)
 
     def _add_thread_for_call(self) -> None:
@@ -181,31 +242,34 @@ class RewardPool:
             with self._lock:
                 self._calls -= 1
 
-    def _run(self, call: bytes, timeout_seconds: float) -> float:
+    def _run(self, order: "_Order") -> float:
         with contextlib.ExitStack() as lane:
             _enter(lane, self._quick_lane)
-            worker = self._take()
+            worker = self._take(fresh=order.own_process)
             try:
-                reply = self._converse(worker, call, timeout_seconds, lane)
-            except BaseException:
+                answer = self._converse(worker, order, lane)
+            except BaseException as error:
+                if isinstance(error, RewardError):
+                    error.output = worker.printed
                 self._put(worker, reuse=False)
                 raise
-        self._put(worker, reuse=True)
-        if reply.error is not None:
-            raise reply.error
-        assert reply.reward is not None
-        return reply.reward
+        printed = worker.printed
+        self._put(worker, reuse=answer.pop("reusable", False) and not order.own_process)
+        if "reward" in answer:
+            return float(answer["reward"])
+        raise _raised(answer, printed)
 
     def _converse(
-        self, worker: _Worker, call: bytes, timeout_seconds: float, lane: contextlib.ExitStack
-    ) -> Reply:
-        """Send one call and wait for its reply, changing lanes if it takes long."""
-        worker.send(call)
+        self, worker: _Worker, order: "_Order", lane: contextlib.ExitStack
+    ) -> dict[str, Any]:
+        """Send one call and wait for its answer, changing lanes if it takes long."""
+        timeout_seconds = order.timeout_seconds
+        worker.send(order.call)
         message = worker.receive(LOAD_SECONDS)
         if message is None:
             raise RewardTimeout(f"a reward's modules must import within {LOAD_SECONDS:g} s")
         if message != LOADED:
-            return pickle.loads(message)
+            return _parsed(message)
         quick = min(QUICK_SECONDS, timeout_seconds)
         message = worker.receive(quick)
         if message is None:
@@ -219,13 +283,13 @@ class RewardPool:
                 f"the reward function must return within {timeout_seconds:g} s; it did not, and "
                 "its process was killed; raise rollout.reward_timeout if it needs longer"
             )
-        return pickle.loads(message)
+        return _parsed(message)
 
-    def _take(self) -> _Worker:
+    def _take(self, *, fresh: bool) -> _Worker:
         with self._lock:
             if self._closed:
                 raise RewardCrashed("the reward pool is closed")
-            worker = self._idle.pop() if self._idle else self._fork()
+            worker = self._idle.pop() if self._idle and not fresh else self._fork()
             self._busy.add(worker)
             return worker
 
@@ -270,21 +334,45 @@ def _receive_while_running(worker: _Worker, limit_seconds: float) -> bytes | Non
             return message
 
 
-def pickled_call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-    """A call as it is sent to a worker.
+def pickled_call(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, seed: int = 0
+) -> bytes:
+    """A call as it is sent to a worker: functions of modules by name, all others by value.
 
     Raises:
         UnpicklableReward: it cannot be sent.
     """
-    main_path = getattr(sys.modules["__main__"], "__file__", None)
-    in_main = getattr(fn, "__module__", None) == "__main__"
     try:
-        return pickle.dumps((main_path if in_main else None, pickle.dumps((fn, args, kwargs))))
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        pickled_fn = cloudpickle.dumps(fn)
+        return pickle.dumps((pickled_fn, cloudpickle.dumps((args, kwargs)), seed))
+    # Foreign objects may fail to pickle in any way.
+    except Exception as error:
         raise UnpicklableReward(
             "a reward function and its arguments must be picklable, to run in a process that can "
-            f"be killed: {error}; define the function at the top level of a module"
+            f"be killed: {type(error).__name__}: {error}; define the function at the top level of "
+            "a module, and let it load there what cannot be sent"
         ) from error
+
+
+def _parsed(message: bytes) -> dict[str, Any]:
+    try:
+        answer = json.loads(message)
+        if not isinstance(answer, dict) or not ("reward" in answer or "raised" in answer):
+            raise ValueError("neither a reward nor an error")
+    except ValueError as error:
+        raise RewardCrashed(f"the process that ran the reward function sent {error}") from error
+    return answer
+
+
+def _raised(answer: dict[str, Any], printed: str) -> RewardError:
+    """What the function raised, as one error of ours."""
+    error = RewardError(f"the reward function raised {answer['raised']}: {answer['message']}")
+    error.raised = answer["raised"]
+    error.raised_message = answer["message"]
+    error.raised_traceback = answer["traceback"]
+    error.infrastructure = answer["infrastructure"]
+    error.output = printed
+    return error
 
 
 def close_default_pool() -> None:

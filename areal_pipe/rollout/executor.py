@@ -19,7 +19,7 @@ from areal_pipe.contract.engine import InferenceEngine, ShouldAcceptFn
 from areal_pipe.contract.errors import WorkflowError
 from areal_pipe.contract.trajectory import Episode, Status
 from areal_pipe.contract.workflow import RolloutWorkflow
-from areal_pipe.episodes import packing
+from areal_pipe.episodes import foreign, packing
 from areal_pipe.episodes.episode import GroupRun
 from areal_pipe.episodes.grouping import GroupedRolloutWorkflow
 from areal_pipe.episodes.resolution import resolve_should_accept_fn, resolve_workflow
@@ -32,6 +32,8 @@ from areal_pipe.storage.task_dump import TaskDump
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+_LOOK_SECONDS = 1.0
+"""How often a wait looks whether anything can still end it."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -61,8 +63,8 @@ class WorkflowExecutor:
         self._dump = TaskDump(self.config.dump) if self.config.dump else None
         self._changed = threading.Condition()
         self._queued: deque[_Task] = deque()
-        self._known: dict[int, int] = {}
-        """Order of submission of every task that was not handed out yet."""
+        self._known: dict[int, _Task] = {}
+        """Every task that was not handed out yet."""
         self._finished: dict[int, TaskOutcome] = {}
         self.statistics = RolloutStatistics()
         self._running: set[asyncio.Task[None]] = set()
@@ -73,8 +75,18 @@ class WorkflowExecutor:
         self._ids, self._orders = count(), count()
         self._paused = False
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="rollouts", daemon=True)
+        self._thread = threading.Thread(target=self._run_loop, name="rollouts", daemon=True)
         self._thread.start()
+
+    def _run_loop(self) -> None:
+        while True:
+            try:
+                self._loop.run_forever()
+                return
+            # A task that user code started may raise what asyncio lets end the loop, such as
+            # SystemExit. Who awaits that task gets it; everybody else goes on.
+            except BaseException as error:  # noqa: BLE001
+                logger.error("a task of user code raised %s", type(error).__name__)
 
     def submit(
         self,
@@ -112,7 +124,7 @@ class WorkflowExecutor:
                 is_eval=is_eval,
                 is_bounded=is_bounded,
             )
-            self._known[task_id] = task.order
+            self._known[task_id] = task
             self._queued.append(task)
             if task.is_bounded:
                 self.staleness.on_rollout_enqueued()
@@ -195,7 +207,8 @@ class WorkflowExecutor:
                 self.staleness.on_rollout_failed()
             else:
                 self.staleness.on_rollout_rejected()
-            self._finished[task.task_id] = outcome
+            if self._known.get(task.task_id) is task:  # else nobody waits for it any more
+                self._finished[task.task_id] = outcome
             self.statistics.add(outcome)
             self._changed.notify_all()
 
@@ -210,6 +223,7 @@ class WorkflowExecutor:
             task_id=task.task_id,
             data=task.data,
             status=status,
+            is_eval=task.is_eval,
             result=result if status is Status.ACCEPTED else None,
             reason=reason,
             episodes=episodes if status is Status.ACCEPTED else refused(episodes, reason),
@@ -244,7 +258,8 @@ class WorkflowExecutor:
         if result is None:
             return None, Status.REJECTED, "rejected by the workflow or with its group"
         self._check_keys(task.workflow, result)
-        if task.should_accept is not None and not task.should_accept(result):
+        accept = task.should_accept
+        if accept is not None and not foreign.called(lambda: bool(accept(result))):
             return None, Status.FILTERED, "should_accept_fn returned False"
         return result, Status.ACCEPTED, ""
 
@@ -278,8 +293,11 @@ class WorkflowExecutor:
                 raise TimeoutError(
                     f"Timed out waiting for {count} results, only received {len(self._finished)}"
                 )
-            first = sorted(self._finished, key=self._known.__getitem__)[:count]
-            return [self._hand_out(task_id) for task_id in first]
+            return [self._hand_out(task_id) for task_id in self._in_order(self._finished)[:count]]
+
+    def _in_order(self, task_ids: Iterable[int]) -> list[int]:
+        """By submission."""
+        return sorted(task_ids, key=lambda task_id: self._known[task_id].order)
 
     def wait_for_task(
         self, task_id: int, timeout: float | None = None, raise_timeout: bool = True
@@ -307,9 +325,11 @@ class WorkflowExecutor:
         return None
 
     def _hand_out(self, task_id: int) -> TaskOutcome:
-        del self._known[task_id]
+        return self._take(task_id)[1]
+
+    def _take(self, task_id: int) -> tuple[_Task, TaskOutcome]:
         self._changed.notify_all()
-        return self._finished.pop(task_id)
+        return self._known.pop(task_id), self._finished.pop(task_id)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -319,9 +339,26 @@ class WorkflowExecutor:
         self, batch: Sequence[Mapping[str, Any]], submit: Callable[[Mapping[str, Any]], int]
     ) -> list[TaskOutcome]:
         """Run all prompts; outcome i belongs to `batch[i]`."""
-        tasks = [submit(data) for data in batch]
-        outcomes = [self.wait_for_task(task_id) for task_id in tasks]
+        tasks: list[int] = []
+        try:
+            for data in batch:
+                tasks.append(submit(data))  # noqa: PERF401 - what was submitted must be known
+            outcomes = [self.wait_for_task(task_id) for task_id in tasks]
+        except BaseException:
+            self._abandon(tasks)
+            raise
         return [outcome for outcome in outcomes if outcome is not None]
+
+    def _abandon(self, task_ids: Iterable[int]) -> None:
+        """Forget tasks whose caller is gone: their results must not reach the next one."""
+        with self._changed:
+            for task_id in task_ids:
+                task = self._known.pop(task_id, None)
+                self._finished.pop(task_id, None)
+                if task in self._queued:
+                    self._queued.remove(task)
+                    if task.is_bounded:
+                        self.staleness.on_rollout_dequeued()
 
     def prepare_batch(
         self,
@@ -339,32 +376,82 @@ class WorkflowExecutor:
             dynamic_bs: stop after `batch_size` outcomes of any kind.
 
         Raises:
-            WorkflowError: a whole pass over the data brought no accepted result.
+            WorkflowError: a whole pass over the data brought no accepted result, the staleness
+                bound allows fewer results than the batch has, or the data cannot be taken apart.
         """
         if self._stream is None or self._stream.dataloader is not dataloader:
             self._stream = RowStream(dataloader)
-        stream = self._stream
+        accepted: list[tuple[_Task, TaskOutcome]] = []
+        try:
+            self._fill(accepted, self._stream, submit, dynamic_bs=dynamic_bs)
+        except BaseException:
+            self._stream = None  # a generator that has raised is over
+            self._take_back(accepted)
+            raise
+        return [outcome for _, outcome in accepted]
+
+    def _take_back(self, taken: Iterable[tuple[_Task, TaskOutcome]]) -> None:
+        """Make outcomes collectable again: their batch was never handed out."""
+        with self._changed:
+            for task, outcome in taken:
+                if task.task_id not in self._known:
+                    self._known[task.task_id] = task
+                    self._finished[task.task_id] = outcome
+
+    def _fill(
+        self,
+        accepted: list[tuple[_Task, TaskOutcome]],
+        stream: RowStream,
+        submit: Callable[[Mapping[str, Any]], int],
+        *,
+        dynamic_bs: bool,
+    ) -> None:
         size = stream.batch_size or self.config.consumer_batch_size
-        accepted: list[TaskOutcome] = []
         seen = 0
         while len(accepted) < size and not (dynamic_bs and seen >= size):
             while self._outstanding() < self._wanted(size):
                 submit(stream.next_row())
-            [outcome] = self.wait(1)
+            task, outcome = self._next_for_training()
             seen += 1
             if outcome.result is not None:
-                accepted.append(outcome)
+                accepted.append((task, outcome))
             elif not accepted and seen >= stream.rows_per_pass:
                 raise WorkflowError(
                     f"{seen} prompts in a row brought no accepted result (the last one: "
                     f"{outcome.status}, {outcome.reason or outcome.error!r}); look at the workflow "
                     "and its filter before spending more"
                 )
-        return accepted
+
+    def _next_for_training(self) -> tuple[_Task, TaskOutcome]:
+        """The next outcome that is not of an evaluation.
+
+        Raises:
+            WorkflowError: there can be none before the weights have a new version.
+        """
+        with self._changed:
+            while True:
+                self._check_open()
+                if ready := [t for t, o in self._finished.items() if not o.is_eval]:
+                    return self._take(self._in_order(ready)[0])
+                self._check_that_something_may_come()
+                self._changed.wait(_LOOK_SECONDS)
+
+    def _check_that_something_may_come(self) -> None:
+        under_way = any(not t.is_eval and t not in self._queued for t in self._known.values())
+        if under_way or self._paused or self.staleness.get_capacity() > 0:
+            return
+        raise WorkflowError(
+            "the batch can never be filled: max_head_offpolicyness="
+            f"{self.config.max_head_offpolicyness} and consumer_batch_size="
+            f"{self.config.consumer_batch_size} allow no further result at version "
+            f"{self._engine.get_version()}, and prepare_batch is not done; set consumer_batch_size "
+            "to the dataloader's batch_size, or call set_version after each batch"
+        )
 
     def _outstanding(self) -> int:
+        """Prompts for training that are queued, running or finished."""
         with self._changed:
-            return len(self._known)
+            return sum(not task.is_eval for task in self._known.values())
 
     def _wanted(self, batch_size: int) -> int:
         ahead = batch_size + self.config.max_concurrent_rollouts
@@ -394,11 +481,13 @@ class WorkflowExecutor:
 
 
 def _failed(task: _Task, error: BaseException, *, episodes: Sequence[Episode]) -> TaskOutcome:
-    logger.warning("task %d failed: %s: %s", task.task_id, type(error).__name__, error)
+    message = foreign.message_of(error)
+    logger.warning("task %d failed: %s: %s", task.task_id, type(error).__name__, message)
     return TaskOutcome(
         task_id=task.task_id,
         data=task.data,
         status=Status.FAILED,
+        is_eval=task.is_eval,
         error=error,
         episodes=refused(episodes, "its group failed"),
     )

@@ -16,7 +16,11 @@ class RowStream:
         """
         Args:
             dataloader: yields rows or lists of rows, and can be iterated again.
+
+        Raises:
+            WorkflowError: it collates rows into columns.
         """
+        _check_collate(dataloader)
         self.dataloader = dataloader
         self._rows = _endless_rows(dataloader)
 
@@ -40,6 +44,16 @@ class RowStream:
             WorkflowError: the dataloader is empty.
         """
         return next(self._rows)
+
+
+def _check_collate(dataloader: Iterable[Any]) -> None:
+    """torch's own collate turns rows into columns of tensors, which cannot be undone for lists."""
+    collate = getattr(getattr(dataloader, "collate_fn", None), "__name__", "")
+    if collate == "default_collate" and getattr(dataloader, "batch_size", None) is not None:
+        raise WorkflowError(
+            "a dataloader must yield rows or lists of rows, this one collates them into columns "
+            "(torch's default); pass collate_fn=list"
+        )
 
 
 def _endless_rows(dataloader: Iterable[Any]) -> Iterator[Mapping[str, Any]]:

@@ -67,6 +67,9 @@ class StalenessManager:
     def on_rollout_enqueued(self) -> None:
         self._add(enqueued=1)
 
+    def on_rollout_dequeued(self) -> None:
+        self._add(enqueued=-1)
+
     def on_rollout_submitted(self) -> None:
         self._add(enqueued=-1, running=1)
 

@@ -15,6 +15,7 @@ class TaskOutcome:
     task_id: int
     data: Mapping[str, Any]
     status: Status
+    is_eval: bool = False
     result: dict[str, Any] | None = None
     """The (merged) result if accepted, else None."""
     reason: str = ""

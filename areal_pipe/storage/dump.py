@@ -77,5 +77,6 @@ def _error_of(row: Row) -> dict[str, Any] | None:
         "class": row["error_class"],
         "message": row["error_message"],
         "traceback": row["error_traceback"],
+        "output": row["error_output"],
         "attempts": row["attempts"],
     }

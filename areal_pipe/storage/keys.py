@@ -55,8 +55,10 @@ class VersionKeys:
 
     prefix: str
 
-    def dump(self, task_id: int) -> str:
-        return f"{self.prefix}/{task_id}.jsonl"
+    def dump(self, task_id: int, n: int = 0) -> str:
+        """A prompt's dump; those of an executor that was started anew count up `n`."""
+        suffix = f".{n}" if n else ""
+        return f"{self.prefix}/{task_id}{suffix}.jsonl"
 
     def part(self, shard: int, n: int = 0) -> str:
         """Part `n` of a shard: 0 is its first, later ones were added by retries."""

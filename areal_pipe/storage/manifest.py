@@ -50,6 +50,8 @@ class FailureRecord(BaseModel):
     attempts: int
     infrastructure: bool = False
     traceback: str = ""
+    output: str = ""
+    """The end of what user code printed."""
 
 
 class Tally(BaseModel):
@@ -101,6 +103,8 @@ class Manifest(_Stored):
     open: list[int] = Field(default_factory=list[int])
     """task_ids of groups that a retry may complete."""
     failures: list[FailureRecord] = Field(default_factory=list[FailureRecord])
+    given_up: list[int] = Field(default_factory=list[int])
+    """task_ids of closed groups that lost members to failures (`on_failed_member`)."""
     undumped: list[int] = Field(default_factory=list[int])
     """task_ids of closed groups whose JSONL dump may not be written yet."""
     tally: Tally = Field(default_factory=Tally)

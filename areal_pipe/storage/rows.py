@@ -4,21 +4,22 @@ An episode without trajectories (rejected, failed) is one row with null columns.
 exact; texts are for reading, with characters that UTF-8 cannot hold replaced and flagged.
 """
 
-import base64
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol, cast
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 
 from areal_pipe.contract.errors import TrajectoryError
 from areal_pipe.contract.trajectory import Episode, Trajectory, expand_runs, run_lengths
+from areal_pipe.storage.drafts import to_draft_json, trajectory_of_draft
+from areal_pipe.storage.extras import decode_extra, encode_extra
 
 Row = dict[str, Any]
 
-SCHEMA_MAJOR, SCHEMA_MINOR = 1, 0
+SCHEMA_MAJOR, SCHEMA_MINOR = 1, 1
 SCHEMA_VERSION_KEY = b"areal_pipe.schema_version"
 
 _RUNS = pa.large_list(pa.struct([("value", pa.int32()), ("length", pa.int32())]))
@@ -49,10 +50,12 @@ SCHEMA = pa.schema(
         ("segments", pa.string()),
         ("text_replaced", pa.bool_()),
         ("data", pa.string()),
+        ("draft", pa.string()),
         ("error_stage", pa.string()),
         ("error_class", pa.string()),
         ("error_message", pa.string()),
         ("error_traceback", pa.string()),
+        ("error_output", pa.string()),
         ("attempts", pa.int32()),
         ("infrastructure", pa.bool_()),
         ("duration_seconds", pa.float32()),
@@ -77,6 +80,8 @@ def rows_of(episode: Episode, *, data: Mapping[str, Any], decoder: Decoder | Non
         decoder: turns tokens into text; without one, the text columns are null.
     """
     shared = _episode_columns(episode, data)
+    if episode.draft is not None:
+        return [shared | _draft_columns(episode, decoder)]
     if not episode.trajectories:
         return [shared]
     return [
@@ -103,9 +108,10 @@ def _episode_columns(episode: Episode, data: Mapping[str, Any]) -> Row:
     if failure is not None:
         row |= {
             "error_stage": failure.stage,
-            "error_class": failure.error_class,
+            "error_class": clean_text(failure.error_class)[0],
             "error_message": clean_text(failure.message)[0],
             "error_traceback": clean_text(failure.traceback)[0],
+            "error_output": clean_text(failure.output)[0] or None,
             "attempts": failure.attempts,
             "infrastructure": failure.infrastructure,
         }
@@ -126,9 +132,18 @@ def _trajectory_columns(t: Trajectory, decoder: Decoder | None) -> Row:
         "logprobs": t.logprobs,
         "version_runs": None if t.versions is None else _as_structs(t.versions),
         "turn_runs": None if turns is None else _as_structs(turns),
-        "extras": to_json({k: _encode_extra(k, v) for k, v in extras.items()}) if extras else None,
+        "extras": to_json({k: encode_extra(k, v) for k, v in extras.items()}) if extras else None,
     }
     return columns | (_text_columns(t, decoder) if decoder else {})
+
+
+def _draft_columns(episode: Episode, decoder: Decoder | None) -> Row:
+    """The tokens of a generation that could not be scored; none if they are no trajectory."""
+    try:
+        kept = to_draft_json(episode.draft)
+        return _trajectory_columns(trajectory_of_draft(episode.draft), decoder) | {"draft": kept}
+    except TrajectoryError:
+        return {}
 
 
 def _is_token_column(t: Trajectory, key: str) -> bool:
@@ -183,52 +198,11 @@ def to_json(value: Any) -> str:
     return clean_text(text)[0]
 
 
-def _encode_extra(key: str, value: Any) -> Any:
-    """An extra column as JSON: arrays and bytes as base64, at any depth.
-
-    Raises:
-        TrajectoryError: it holds something that would not come back.
-    """
-    if hasattr(value, "detach"):  # a tensor inside a list or dict
-        value = value.detach().cpu().numpy()
-    if isinstance(value, np.ndarray):
-        content = base64.b64encode(np.ascontiguousarray(value).tobytes()).decode()
-        return {"__array__": [str(value.dtype), list(value.shape), content]}
-    if isinstance(value, bytes):
-        return {"__bytes__": base64.b64encode(value).decode()}
-    if isinstance(value, list | tuple):
-        return [_encode_extra(key, item) for item in cast(Sequence[Any], value)]
-    if isinstance(value, dict):
-        items = cast(dict[Any, Any], value)
-        if all(isinstance(k, str) for k in items):
-            return {k: _encode_extra(key, v) for k, v in items.items()}
-    elif value is None or isinstance(value, str | bool | int | float):
-        return value
-    raise TrajectoryError(
-        f"the extra key {key!r} must hold tensors, arrays, bytes, or what JSON can say, "
-        f"got {type(value).__name__}"
-    )
-
-
-def _decode_extra(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_decode_extra(item) for item in cast(list[Any], value)]
-    if not isinstance(value, dict):
-        return value
-    items = cast(dict[str, Any], value)
-    if "__array__" in items:
-        dtype, shape, content = items["__array__"]
-        return np.frombuffer(base64.b64decode(content), dtype=dtype).reshape(shape).copy()
-    if "__bytes__" in items:
-        return base64.b64decode(items["__bytes__"])
-    return {k: _decode_extra(v) for k, v in items.items()}
-
-
 def trajectory_of(row: Mapping[str, Any]) -> Trajectory | None:
     """The trajectory stored in a row, bit for bit; None if the episode had none."""
     if row["input_ids"] is None:
         return None
-    extras = {k: _decode_extra(v) for k, v in json.loads(row["extras"] or "{}").items()}
+    extras = {k: decode_extra(v) for k, v in json.loads(row["extras"] or "{}").items()}
     if row["turn_runs"] is not None:
         extras["turn_ids"] = _expand(row["turn_runs"])
     return Trajectory(

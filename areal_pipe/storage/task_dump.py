@@ -9,7 +9,7 @@ import numpy as np
 
 from areal_pipe.contract.trajectory import Episode, Trajectory
 from areal_pipe.storage.dump import to_jsonl
-from areal_pipe.storage.keys import TrialKeys
+from areal_pipe.storage.keys import TrialKeys, VersionKeys
 from areal_pipe.storage.objects import open_store
 from areal_pipe.storage.rows import Decoder, rows_of
 
@@ -24,12 +24,15 @@ class DumpConfig:
     experiment_name: str
     trial_name: str
     tokenizer: Decoder | None = None
-    """Turns tokens into the `prompt` and `completion` texts; nothing is dumped without one."""
+    """Turns tokens into the `prompt` and `completion` texts; without one they are null."""
     storage_options: Mapping[str, Any] = field(default_factory=dict[str, Any], repr=False)
 
 
 class TaskDump:
-    """Writes one file per task, whole. A dump that fails is logged and changes no outcome."""
+    """Writes one file per task, whole, never over another.
+
+    A dump that fails is logged and changes no outcome.
+    """
 
     def __init__(self, config: DumpConfig) -> None:
         self._config = config
@@ -61,14 +64,18 @@ class TaskDump:
             version = _tail_version(known, engine_version)
             rows = [r for e in known for r in rows_of(e, data=data, decoder=self._config.tokenizer)]
             scope = "eval-rollout" if is_eval else "rollout"
-            self._store.put(self._keys.version(scope, version).dump(task_id), to_jsonl(rows))
+            self._write(self._keys.version(scope, version), task_id, to_jsonl(rows))
         # A dump must never change an outcome, whatever the result holds.
         except Exception as error:  # noqa: BLE001
             logger.error("Failed to dump trajectory for task %d: dump failed: %s", task_id, error)
 
+    def _write(self, keys: VersionKeys, task_id: int, lines: bytes) -> None:
+        """Under a name that is free: an earlier process may have had a task of this number."""
+        n = 0
+        while not self._store.create(keys.dump(task_id, n), lines):
+            n += 1
+
     def _unwritable(self, episodes: Sequence[Episode]) -> str | None:
-        if self._config.tokenizer is None:
-            return "tokenizer not configured"
         trajectories = [t for e in episodes for t in e.trajectories]
         if any(t.reward is None or t.loss_mask is None for t in trajectories):
             return (

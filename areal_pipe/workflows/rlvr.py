@@ -10,7 +10,7 @@ from areal_pipe.contract import workflow_context
 from areal_pipe.contract.engine import GenerationHyperparameters, InferenceEngine, ModelRequest
 from areal_pipe.contract.errors import WorkflowError
 from areal_pipe.contract.workflow import Draft, StagedWorkflow
-from areal_pipe.episodes.resolution import import_from_string
+from areal_pipe.episodes.import_string import import_from_string
 from areal_pipe.episodes.seeding import derive_seed
 from areal_pipe.rewards.call import AsyncRewardWrapper
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.campaigns import roll_out
 from tests.conftest import ROOT, Build
-from tests.integration.test_campaign import roll_out
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -1,14 +1,11 @@
 """A campaign with the library alone, on a folder and on a real S3 server."""
 
-import asyncio
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from areal_pipe.campaign.config import CampaignConfig
-from areal_pipe.campaign.run import count_missing, run_campaign
 from areal_pipe.campaign.runtime import Campaign
 from areal_pipe.campaign.shard import ShardRun
 from areal_pipe.campaign.summary import summarize
@@ -16,31 +13,11 @@ from areal_pipe.contract.errors import ConcurrentWrite, RecipeMismatch, StorageE
 from areal_pipe.storage.check import check_trial
 from areal_pipe.storage.manifest import Manifest
 from areal_pipe.storage.rows import trajectory_of
-from areal_pipe.storage.trial import StoredTrial, StoredVersion, open_trial
+from areal_pipe.storage.trial import open_trial
+from tests.campaigns import roll_out, trial_of, version_of
 from tests.conftest import Build
 
 Place = tuple[str, dict[str, Any]]
-
-
-def roll_out(config: CampaignConfig) -> Campaign:
-    """Open, run what is missing, close."""
-    campaign = Campaign.open(config)
-    try:
-        missing = asyncio.run(count_missing(campaign))
-        if missing:
-            campaign.engine.executor.run(run_campaign(campaign, list(missing))).result(timeout=60)
-    finally:
-        campaign.close()
-    return campaign
-
-
-def trial_of(config: CampaignConfig) -> StoredTrial:
-    return open_trial(config.trial_url, config.cluster.s3.storage_options() or None)
-
-
-def version_of(config: CampaignConfig) -> StoredVersion:
-    [version] = trial_of(config).versions
-    return version
 
 
 def count_lines(path: Path) -> Counter[str]:

@@ -11,8 +11,8 @@ from areal_pipe.campaign.config import CampaignConfig
 from areal_pipe.storage.check import check_trial
 from areal_pipe.storage.manifest import Manifest
 from areal_pipe.storage.trial import open_trial
+from tests.campaigns import roll_out
 from tests.conftest import Build
-from tests.integration.test_campaign import roll_out
 
 
 @pytest.fixture

@@ -2,16 +2,18 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import pytest
 
 from areal_pipe.contract.engine import ModelRequest
+from areal_pipe.contract.errors import WorkflowError
 from areal_pipe.contract.trajectory import Status
 from areal_pipe.contract.workflow import RolloutWorkflow
 from areal_pipe.engines.scripted import ScriptedEngine
 from areal_pipe.rollout.executor_config import ExecutorConfig
+from areal_pipe.storage.task_dump import DumpConfig
 from tests.scenarios import tensors_of
 
 
@@ -121,3 +123,89 @@ async def test_an_engine_that_only_aborts_is_given_up_without_blocking_the_loop(
     engine = ScriptedEngine(lambda req: ModelResponse(stop_reason="abort"))
     with pytest.raises(EngineUnavailable, match="aborted 4 times in a row"):
         await asyncio.wait_for(engine.agenerate(ModelRequest(input_ids=[1])), 5)
+
+
+def tight(*, batch_size: int = 1, staleness: int = 0) -> ScriptedEngine:
+    """An engine that may run no more than the staleness bound allows."""
+    config = ExecutorConfig(max_head_offpolicyness=staleness, consumer_batch_size=batch_size)
+    return ScriptedEngine(lambda req: [7], executor_config=config)
+
+
+class Loader:
+    """A dataloader of single rows."""
+
+    def __init__(self, rows: list[Any], batch_size: int, **attributes: Any) -> None:
+        self.rows = rows
+        self.batch_size = batch_size
+        self.__dict__ |= attributes
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.rows
+
+
+def test_a_batch_that_can_never_be_filled_is_refused_with_its_reason() -> None:
+    engine = tight()
+    loader = Loader([{"number": n} for n in range(4)], batch_size=2)
+    try:
+        with pytest.raises(WorkflowError, match=r"max_head_offpolicyness=0.*batch_size=1"):
+            engine.prepare_batch(loader, Answering())
+        engine.set_version(1)
+        assert len(engine.prepare_batch(loader, Answering())) == 2, "the one result was kept"
+    finally:
+        engine.destroy()
+
+
+def test_results_of_evaluations_are_no_training_data(engine: ScriptedEngine) -> None:
+    evaluation = engine.submit({"number": 100}, Answering(), is_eval=True)
+    engine.submit({"number": 101}, Answering(), is_eval=True)
+    batch = engine.prepare_batch(Loader([{"number": n} for n in range(3)], 3), Answering())
+    assert sorted(b["input_ids"][0, 0].item() for b in batch) == [0, 1, 2]
+    result = engine.wait_for_task(evaluation, timeout=10)
+    assert result is not None
+    assert result["input_ids"][0, 0].item() == 100
+
+
+def test_torchs_default_collate_is_refused_in_one_sentence(engine: ScriptedEngine) -> None:
+    from torch.utils.data import DataLoader
+
+    rows: Any = [{"number": n} for n in range(4)]
+    with pytest.raises(WorkflowError, match="pass collate_fn=list"):
+        engine.prepare_batch(DataLoader(rows, batch_size=2), Answering())
+    batch = engine.prepare_batch(DataLoader(rows, batch_size=2, collate_fn=list), Answering())
+    assert len(batch) == 2
+
+
+def test_a_failed_call_does_not_poison_the_next(engine: ScriptedEngine) -> None:
+    def submit(row: Any) -> int:
+        if row["number"] == 2:
+            raise ValueError("no second one")
+        return engine.submit(row, Answering())
+
+    with pytest.raises(ValueError, match="no second one"):
+        engine.executor.rollout_batch([{"number": 1}, {"number": 2}], submit)
+    with pytest.raises(TimeoutError):
+        engine.wait(1, timeout=0.2)
+    rows: list[Any] = [{"number": n} for n in range(2)]
+    broken = Loader(rows, 2)
+
+    def breaking() -> Iterator[Any]:
+        yield rows[0]
+        raise OSError("the disk of the dataset is gone")
+
+    broken.__class__ = type("Broken", (Loader,), {"__iter__": lambda _: breaking()})
+    with pytest.raises(OSError, match="gone"):
+        engine.prepare_batch(broken, Answering())
+    broken.__class__ = Loader
+    assert len(engine.prepare_batch(broken, Answering())) == 2
+
+
+def test_dumps_of_an_earlier_process_are_kept(tmp_path: Any) -> None:
+    dump = DumpConfig(fileroot=str(tmp_path), experiment_name="e", trial_name="t")
+    for number in (1, 2):
+        engine = ScriptedEngine(lambda req: [7], executor_config=ExecutorConfig(dump=dump))
+        engine.rollout_batch([{"number": number}], Answering())
+        engine.destroy()
+    dumped = sorted((tmp_path / "e/t/rollout/0").iterdir())
+    assert [p.name for p in dumped] == ["0.1.jsonl", "0.jsonl"]
+    assert '"input_ids":[2,7]' in dumped[0].read_text()
+    assert '"input_ids":[1,7]' in dumped[1].read_text()

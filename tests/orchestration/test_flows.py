@@ -13,12 +13,17 @@ from typing import Any
 
 import pytest
 import yaml
+from prefect import flow
+from prefect.client.schemas.objects import State
+from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.states import Failed
 
 from areal_pipe.campaign.config import CampaignConfig
 from areal_pipe.storage.check import check_trial
 from areal_pipe.storage.trial import open_trial
+from flows.campaign import raise_outage
+from tests.campaigns import roll_out
 from tests.conftest import ROOT, Build
-from tests.integration.test_campaign import roll_out
 from tests.orchestration.conftest import Api, Run
 from tests.services import SECRET_KEY, S3Server
 
@@ -130,6 +135,38 @@ def test_failed_episodes_fail_the_run_with_a_table_and_a_second_run_does_only_th
     assert list(check_trial(open_trial(config.trial_url))) == []
     assert len(rows_of(config)) == 16
     assert api.flow_runs("campaign", trial)[-1]["state_type"] == "COMPLETED"
+
+
+@pytest.mark.parametrize(
+    ("granularity", "shown"), [("episode", "episode 0/1"), ("group", "group 0")]
+)
+def test_what_failed_is_failed_in_the_ui(
+    campaign_config: Build, api: Api, run: Run, granularity: str, shown: str
+) -> None:
+    trial = unique_trial()
+    config = campaign_config(
+        [{"number": 1, "fail_samples": [1]}, {"number": 2}],
+        trial_name=trial,
+        orchestration={"granularity": granularity},
+    )
+    assert run(config).returncode == 1
+    runs = settled(api, trial, 6 if granularity == "episode" else 4)
+    assert [r["name"] for r in runs if r["state_type"] == "FAILED"] == [shown]
+
+
+async def test_whatever_a_flow_raises_is_the_campaigns_error(api: Api) -> None:
+    @flow
+    async def broken() -> None:
+        raise KeyError("nobody expected this")
+
+    @flow
+    async def failed() -> State[Any]:
+        return Failed(message="2 episodes failed")
+
+    with temporary_settings({PREFECT_API_URL: api.server.api_url}):
+        with pytest.raises(KeyError, match="nobody expected this"):
+            await raise_outage(await broken(return_state=True))
+        await raise_outage(await failed(return_state=True))
 
 
 def test_an_episode_without_stages_shows_its_model_calls_beneath_it(

@@ -43,6 +43,26 @@ OURS: dict[str, Any] = {
         ),
         "logs": [],
     },
+    # A finished episode is not thrown away for want of its texts.
+    "dump/no_tokenizer": {
+        "wait": ["traj"],
+        "stats": {"accepted": 1},
+        "files": {
+            "exp/t0/rollout/0/0.jsonl": [
+                {
+                    "task_id": 0,
+                    "seqlen": 3,
+                    "prompt_len": 1,
+                    "reward": 1.0,
+                    "prompt": None,
+                    "completion": None,
+                    "input_ids": [1, 2, 3],
+                    "status": "accepted",
+                }
+            ]
+        },
+        "logs": [],
+    },
     "dump/none": ended("rejected", reason="the workflow returned None"),
     "dump/exception": ended(
         "failed",
@@ -151,4 +171,4 @@ def _with_traceback(got: Mapping[str, Any], line: Mapping[str, Any]) -> dict[str
         return {}
     traceback = got["error"]["traceback"]
     assert "in arun_episode" in traceback
-    return {"error": line["error"] | {"traceback": traceback}}
+    return {"error": line["error"] | {"traceback": traceback, "output": None}}

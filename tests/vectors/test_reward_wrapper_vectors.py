@@ -27,17 +27,20 @@ OURS = {
         "error_message": "process died",
         "invocations": 2,
     },
-    "async_reward_wrapper/unpicklable": {
+    # Sent by value.
+    "async_reward_wrapper/unpicklable": {"ok": True, "result": 1.0, "invocations": 0},
+    # What a function raises comes as text, in one error of ours.
+    "async_reward_wrapper/raises_retries0": {
         "ok": False,
-        "error_type": "PicklingError",
-        "error_message": "pickle lambda",
-        "invocations": 0,
+        "error_type": "RewardError",
+        "error_message": "raised ValueError: bad",
+        "invocations": 1,
     },
     # By default everything is tried max_retries + 1 times, then the error is raised.
     "async_reward_wrapper/defaults": {
         "ok": False,
-        "error_type": "ValueError",
-        "error_message": "bad",
+        "error_type": "RewardError",
+        "error_message": "raised ValueError: bad",
         "invocations": 4,
         "defaults": {"timeout_seconds": 15, "max_retries": 3},
     },
