@@ -84,6 +84,11 @@ def failing_reward(
     return 1.0
 
 
+def own_pid_reward(*args: Any, **data: Any) -> float:
+    """The process it was computed in."""
+    return float(os.getpid())
+
+
 def hanging_reward(*args: Any, **data: Any) -> float:
     """A reward that never returns."""
     while True:

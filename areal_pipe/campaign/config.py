@@ -142,6 +142,10 @@ class RolloutConfig(Section):
     reward_timeout: float = Field(
         15.0, gt=0, description="Seconds; for workflows that take reward_timeout_seconds"
     )
+    reward_isolation: Literal["worker", "call"] = Field(
+        "worker",
+        description="`call`: a process for every reward; for workflows that take reward_isolation",
+    )
     request_timeout: float = Field(3600.0, gt=0, description="Seconds for one generation")
 
     @model_validator(mode="after")

@@ -155,6 +155,7 @@ class Campaign:
             "gconfig": self.config.gconfig.build,
             "tokenizer": lambda: self.tokenizer,
             "reward_timeout_seconds": lambda: self.config.rollout.reward_timeout,
+            "reward_isolation": lambda: self.config.rollout.reward_isolation,
         }
         for name, make in offered.items():
             if name in parameters and name not in kwargs:

@@ -6,6 +6,7 @@ from typing import Any
 
 from areal_pipe.contract.engine import GenerationHyperparameters
 from areal_pipe.contract.workflow import Draft
+from areal_pipe.rewards.call import Isolation
 from areal_pipe.workflows.rlvr import RewardFn, RLVRWorkflow
 
 RETRY_MESSAGE = (
@@ -32,6 +33,7 @@ class MultiTurnWorkflow(RLVRWorkflow):
         retry_message: str = RETRY_MESSAGE,
         reward_timeout_seconds: float = 15.0,
         reward_retries: int = 0,
+        reward_isolation: Isolation = "worker",
     ) -> None:
         """
         Raises:
@@ -47,6 +49,7 @@ class MultiTurnWorkflow(RLVRWorkflow):
             tokenizer,
             reward_timeout_seconds=reward_timeout_seconds,
             reward_retries=reward_retries,
+            reward_isolation=reward_isolation,
         )
         self.max_turns = max_turns
         self.turn_discount = turn_discount

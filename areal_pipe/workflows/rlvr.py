@@ -10,9 +10,8 @@ from areal_pipe.contract import workflow_context
 from areal_pipe.contract.engine import GenerationHyperparameters, InferenceEngine, ModelRequest
 from areal_pipe.contract.errors import WorkflowError
 from areal_pipe.contract.workflow import Draft, StagedWorkflow
-from areal_pipe.episodes.import_string import import_from_string
 from areal_pipe.episodes.seeding import derive_seed
-from areal_pipe.rewards.call import AsyncRewardWrapper
+from areal_pipe.rewards.call import AsyncRewardWrapper, Isolation
 
 RewardFn = Callable[..., Any]
 
@@ -35,6 +34,7 @@ class RLVRWorkflow(StagedWorkflow):
         *,
         reward_timeout_seconds: float = 15.0,
         reward_retries: int = 0,
+        reward_isolation: Isolation = "worker",
     ) -> None:
         """
         Args:
@@ -46,9 +46,14 @@ class RLVRWorkflow(StagedWorkflow):
             data_extract_prompt_fn: row to messages; the `messages` column by default.
             reward_timeout_seconds: limit on one reward; beyond it the episode fails.
             reward_retries: further attempts after a failed reward.
+            reward_isolation: `call` gives every reward a process of its own.
         """
-        fn: RewardFn = import_from_string(reward_fn) if isinstance(reward_fn, str) else reward_fn
-        self.reward_fn = AsyncRewardWrapper(fn, reward_timeout_seconds, max_retries=reward_retries)
+        self.reward_fn = AsyncRewardWrapper(
+            reward_fn,
+            reward_timeout_seconds,
+            max_retries=reward_retries,
+            isolation=reward_isolation,
+        )
         self.tokenizer = tokenizer
         self.gconfig = gconfig.new(n_samples=1)
         self.enable_thinking = enable_thinking

@@ -140,6 +140,16 @@ def test_a_failure_is_stored_with_all_that_is_known_of_it(campaign_config: Build
         assert row["completion"]
 
 
+def test_rewards_can_have_a_process_each(campaign_config: Build) -> None:
+    config = campaign_config(
+        [{"number": n, "prompt": "What is 1+2?"} for n in range(3)],
+        workflow=rlvr("tests.scenarios.own_pid_reward"),
+        rollout={"tokenizer_path": MODEL, "reward_isolation": "call"},
+    )
+    roll_out(config)
+    assert len({row["reward"] for row in version_of(config).rows()}) == 6
+
+
 def test_the_text_of_a_failure_reaches_the_terminal_as_it_is(campaign_config: Build) -> None:
     config = campaign_config(
         [{"number": 7, "prompt": "What is 1+2?"}],
