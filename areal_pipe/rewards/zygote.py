@@ -30,6 +30,8 @@ from areal_pipe.rewards.process_state import descendants
 _PRELOADED = ("areal_pipe.rewards.math_answers",)
 _PID_BYTES = 8
 _KILL_SECONDS = 5.0
+_CLOSE_SECONDS = 1.0
+"""Limit on ending workers and what they have started, before the zygote itself is killed."""
 _FORK, _KILL = b"f", b"k"
 
 # The standard library comes first: a user's `types.py` or `random.py` must not shadow it.
@@ -108,7 +110,7 @@ class Zygote:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         try:
-            self._process.wait(_KILL_SECONDS)
+            self._process.wait(_CLOSE_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -136,7 +138,7 @@ def main(fd: int, memory_limit_bytes: int | None) -> None:
             _end(lambda: _strays(workers))
         else:
             _end(lambda: list(descendants(os.getpid())))
-            return
+            os._exit(0)  # at once: the parent is waiting, or gone
         requests.sendall(pid.to_bytes(_PID_BYTES, "big"))
 
 
